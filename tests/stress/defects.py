@@ -10,18 +10,26 @@ was not found, or something was found without it.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from peer.config import Config, PeerAddress
 from peer.daemon import divergence as divergence_module
 from peer.daemon import notes
 from peer.daemon.divergence import Divergence
+from peer.foreign_text import printable_values
+from peer.net import control
 from peer.net.relay import PieceStream
+from peer.ops import control as ops_control
+from peer.ops.control import Asked
 from peer.proto.sottovoce.v1.relay_pb2 import Piece
 from tests.stress.fuzz_meaning import quiet
 from tests.stress.meaning.circumstances import circumstances_of
@@ -65,6 +73,26 @@ def _read_any_piece(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PieceStream, "read", read)
 
 
+def _read_as_it_comes(patch: pytest.MonkeyPatch) -> None:
+    """Answers are the JSON that they are, its texts printable."""
+    patch.setattr(control, "read_answer", lambda verb, text: printable_values(json.loads(text or "{}")))
+
+
+def _ask_one_after_the_other(patch: pytest.MonkeyPatch) -> None:
+    def call_all(asked: Sequence[Asked], verb: str, arguments: dict[str, Any] | None = None) -> list[Any]:
+        return [ops_control.call(each.config, each.base, each.peer, verb, arguments) for each in asked]
+
+    patch.setattr(ops_control, "call_all", call_all)
+
+
+def _dial_what_is_named(patch: pytest.MonkeyPatch) -> None:
+    def newcomers(config: Config, base: Path, status: Mapping[str, Any]) -> dict[int, PeerAddress]:
+        said = [each for each in status.get("newcomers", []) if each["name"] not in {e.name for e in config.peers}]
+        return {e["index"]: PeerAddress(name=e["name"], advertise=e["advertise"], admitted=True) for e in said}
+
+    patch.setattr(ops_control, "newcomers", newcomers)
+
+
 DEFECTS = (
     Defect(name="a mixing weight of 2, a round early", checks=((_JUDGE, "not is_weight or all"),)),
     Defect(name="a push-sum weight of 1e300", checks=((_JUDGE, "not possible"),), algorithm="sgp"),
@@ -93,6 +121,12 @@ DEFECTS = (
     Defect(name="another's divergence, heeded", instead=_stop_with_others, algorithm=""),
     Defect(name="arguments that are no object", checks=(("peer.net.control", "not an object"),), algorithm=""),
     Defect(name="bytes that are no piece", instead=_read_any_piece, algorithm=""),
+    Defect(name="answers that are read as they come", instead=_read_as_it_comes, algorithm=""),
+    Defect(
+        name="an answer in another peer's name", checks=(("peer.net.control", "result['name'] != name"),), algorithm=""
+    ),
+    Defect(name="a liar that is first in the list", instead=_ask_one_after_the_other, algorithm=""),
+    Defect(name="newcomers that are invented", instead=_dial_what_is_named, algorithm=""),
 )
 
 

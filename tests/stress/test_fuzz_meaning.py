@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import gc
+import inspect
 import json
 import logging
 import warnings
@@ -11,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from peer.daemon import assembly
+from peer.net.admission import CONTROL_VERBS
+from tests.ops.answering import HONEST
 from tests.stress import fuzz_meaning
 from tests.stress.meaning.circumstances import ALGORITHMS, CIRCUMSTANCES, circumstances_of
-from tests.stress.meaning.handlers import try_handlers
+from tests.stress.meaning.handlers import HONEST_NOTES, try_handlers
 from tests.stress.meaning.report import Report, normalized
 from tests.stress.meaning.trial import Effort, Trial
 
@@ -53,6 +58,31 @@ def test_the_handlers_of_a_peer_outlive_lies() -> None:
     try_handlers(SEED, 200, report)
     assert not report.findings, "\n".join(report.lines())
     assert len(report.checks) > 20
+
+
+def test_lies_are_told_in_every_topic_and_every_answer() -> None:
+    """Whoever adds a topic or a call adds what an honest peer says there."""
+    tree = ast.parse(Path(inspect.getfile(assembly)).read_text(encoding="utf-8"))
+    judges = [
+        (key, node)
+        for statement in ast.walk(tree)
+        if isinstance(statement, ast.AnnAssign) and getattr(statement.target, "id", "") == "judges"
+        if isinstance(statement.value, ast.Dict)
+        for key, node in zip(statement.value.keys, statement.value.values, strict=True)
+        if key is not None
+    ]
+    later = [
+        (target.slice, target)
+        for statement in ast.walk(tree)
+        if isinstance(statement, ast.Assign)
+        for each in statement.targets
+        for target in (each.elts if isinstance(each, ast.Tuple) else [each])
+        if isinstance(target, ast.Subscript) and getattr(target.value, "id", "") == "judges"
+    ]
+    topics = {eval(ast.unparse(key), vars(assembly)) for key, _ in [*judges, *later]}
+    assert topics == HONEST_NOTES.keys()
+    assert len(topics) >= 9
+    assert HONEST.keys() == {*CONTROL_VERBS}
 
 
 def test_a_seed_gives_the_same_report_each_time() -> None:

@@ -21,9 +21,11 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from google.protobuf.message import Message
 
@@ -31,6 +33,7 @@ import peer.proto.sottovoce.v1
 from peer.answers import read_answer
 from peer.config import Config, load
 from peer.daemon.assembly import Parts, assemble
+from peer.daemon.signed_statements import SignedStatements
 from peer.errors import ConfigError, HandshakeRefused, RemoteError, RemoteProtocolError, SecurityError, SottoError
 from peer.gossip.membership import Newcomer
 from peer.net.handshake import Handshake
@@ -48,7 +51,9 @@ from peer.ops.cluster_files import Host, write_cluster
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.proto.sottovoce.v1 import membership_pb2
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
+from peer.state.statement_counter import StatementCounter
 from tests.hostile import forged_certificates as forged
+from tests.stress.meaning.answers import Askers
 from tests.stress.meaning.calls import Callers
 from tests.stress.meaning.protobuf_lies import changed
 from tests.stress.meaning.report import Report
@@ -57,16 +62,20 @@ from tests.stress.meaning.worlds import PromiseBroken
 LEVEL = "handlers"
 _ALGORITHMS = ("choco-sgd", "sgp", "quant-sgp", "ad-psgd", "d-psgd")
 _ME = 0
-_TOPICS = ("evaluation", "evaluation", "diverged", "replica", "join", "no join", "revoked", "progress", "nothing", "")
-_HONEST_NOTES: dict[str, tuple[str, dict[str, Any]]] = {
+HONEST_NOTES: dict[str, tuple[str, dict[str, Any]]] = {
     "evaluation": ("EvaluationNote", {"peer": 1, "round": 20, "split": 1, "correct": [3] * 10, "total": [9] * 10}),
     "diverged": ("DivergenceNote", {"peer": 1, "round": 3, "reason": "the loss is too high"}),
     "replica": ("ReplicaNote", {"round": 3, "digests": [1, 2, 3, 4]}),
     "join": ("Introduction", {"name": "peer-3", "advertise": "192.0.2.3:7700"}),
     "no join": ("RefusalNote", {"reason": "not today"}),
     "progress": ("Progress", {"peer": 1, "round": 3}),
+    "classes": ("ClassNote", {"peer": 1, "shares": [100_000] * 10, "samples": 90}),
+    "data": ("DataNote", {"train_digest": bytes(16), "test_digest": bytes(16)}),
+    "release": ("ReleaseNote", {"peer": 1, "protocol_max": 5, "software": "sottovoce 0.3.0", "said_ms": 1}),
+    "lost": ("LossVote", {"voter": 1, "subject": 2, "round": 3}),
 }
 """Topic → (name of the message, what its fields may truly hold)."""
+_TOPICS = (*HONEST_NOTES, "evaluation", "revoked", "nothing", "")
 _MEASURED_EVERY = 16
 """Memory is traced in each so-manieth seed: tracing takes several times the time."""
 _MOST_SAMPLES = 1 << 20
@@ -81,7 +90,9 @@ def _cluster(algorithm: str) -> Path:
     """Return the folder of a peer of a run of three, whose configuration and certificates are real."""
     directory = Path(tempfile.mkdtemp(prefix="fuzz-handlers-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    settings = ("run.rounds=20", "training.task_options={hidden=4}", f"algorithm.name='{algorithm}'")
+    settings = ["run.rounds=20", "training.task_options={hidden=4}", f"algorithm.name='{algorithm}'"]
+    if algorithm != "ad-psgd":
+        settings.append("rounds.lost_after_s=30")
     config = load(environment={}, overrides=settings)
     files = write_cluster(directory, config, [Host("127.0.0.1", 7000 + index) for index in range(3)])
     return files[_ME].parent
@@ -116,11 +127,21 @@ class _Peer:
         transport = self.parts.make_transport()
         self.parts.common.neighbors.connect(transport)
         self.calls = Callers(self.random, transport, self.folder, self.blobs)
+        self.askers = Askers(self.config, self.folder, self.parts, transport.control, self.random)
         self.limits = Limits(window_bytes=1 << 20, chunk_bytes=1 << 16, max_frame_bytes=1 << 18)
         self.authority = forged.AUTHORITY.certificate
 
     def close(self) -> None:
         self.parts.common.local.close()
+
+    @cached_property
+    def liar(self) -> SignedStatements:
+        """What peer-1 signs, as production does; it may say what it likes."""
+        own = load_credentials(self.config.security, self.folder.parent / "peer-1", "peer-1")
+        assert isinstance(own, Credentials)
+        numbers = cast(StatementCounter, SimpleNamespace(next=count(1).__next__))
+        names = [entry.name for entry in self.config.peers]
+        return SignedStatements(own, run=self.config.run.name, listed=names, counter=numbers, unsigned="refuse")
 
     @cached_property
     def credentials(self) -> Credentials:
@@ -173,10 +194,12 @@ class _Peer:
         random = self.random
         topic = random.choice(_TOPICS)
         content = random.choice((self._protobuf, self._json, self._numbers, self._introduction))()
-        kind = _types().get(_HONEST_NOTES[topic][0]) if topic in _HONEST_NOTES else None
+        kind = _types().get(HONEST_NOTES[topic][0]) if topic in HONEST_NOTES else None
         if kind is not None and random.random() < 0.8:
-            honest = kind(**_HONEST_NOTES[topic][1])
+            honest = kind(**HONEST_NOTES[topic][1])
             content = changed(random, honest, random.choice((0, 1, 1, 2)), self.blobs).SerializeToString()
+            if random.random() < 0.3:
+                content = self.liar.sign(topic, content)
         self.parts.incoming.bulletin_received(random.choice((1, 1, 2, 3, 900)), topic, content)
 
     def _protobuf(self) -> bytes:
@@ -313,6 +336,10 @@ class _Peer:
         """A control call as bytes, from callers who may make it and who may not."""
         self.calls.control()
 
+    def answer(self) -> None:
+        """What a member answers to this peer, and to an operator's commands."""
+        self.askers.ask()
+
     def relay(self) -> None:
         """Pieces of relayed connections, at a relay and at a peer that uses one."""
         self.random.choice((self.calls.relay, self.calls.tunnel))()
@@ -357,6 +384,8 @@ _TOLD: tuple[tuple[str, Callable[[_Peer], None], tuple[type[Exception], ...]], .
     ("control calls", _Peer.control, (SottoError,)),
     ("control calls", _Peer.control_call, (CallRefused,)),
     ("relayed pieces", _Peer.relay, ()),
+    ("answers", _Peer.answer, (RemoteError, SecurityError)),
+    ("answers", _Peer.answer, (RemoteError, SecurityError)),
 )
 """Kind, call, and what may be raised."""
 
@@ -382,7 +411,7 @@ def try_handlers(seed: int, cases: int, report: Report) -> None:
             except Exception as error:
                 report.find(kind, LEVEL, seed, error, "")
                 continue
-            if kind in ("notes", "control calls", "links", "relayed pieces"):
+            if kind in ("notes", "control calls", "links", "relayed pieces", "answers"):
                 try:
                     told.judge(before)
                 except Exception as error:
