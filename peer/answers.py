@@ -239,6 +239,7 @@ class Status(Answer):
     members: Names = Field(default_factory=list)
     coming_changes: list[Change] = Field(default_factory=list)
     rejoined_from: Count | None = None
+    set_back: str | None = None
     suspects: list[Suspect] = Field(default_factory=list)
     waiting_for: Names = Field(default_factory=list)
     # Of peers without.
