@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from peer.errors import StateError
+from peer.foreign_values import parse_json
 from peer.state.disk import Disk, cannot_be_written, replace
 
 FILE = "progress.json"
@@ -33,7 +34,7 @@ def read(disk: Disk) -> KeptProgress:
     if FILE not in disk.names():
         return KeptProgress()
     try:
-        document = json.loads(disk.read(FILE))
+        document = parse_json(disk.read(FILE))
         signed = {int(peer): base64.b64decode(said, validate=True) for peer, said in document["signed"].items()}
         return KeptProgress(era=int(document["era"]), signed=signed)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
