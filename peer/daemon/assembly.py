@@ -377,7 +377,8 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         loss_watch = LossWatch(local, runtime, neighbors, participant, requests, member_links, lost_after_s)
     own_loss = None
     if local.setup.why_no_changes is None:
-        own_loss = OwnLoss(local, runtime, neighbors, participant, member_links)
+        is_set_back = (lambda: False) if progress is None else lambda: progress.is_set_back
+        own_loss = OwnLoss(local, runtime, neighbors, participant, member_links, is_set_back)
     patience_s = local.config.transport.give_up_after_s if local.incarnation else None
     joining = Joining(runtime, neighbors, member_links, local.roster, patience_s)
     check = ReplicaCheck(runtime, neighbors, participant, frames)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,7 +123,10 @@ class OwnLoss:
         neighbors: Neighbors,
         participant: Participant,
         member_links: MemberLinks,
+        is_set_back: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_set_back()`: whether this peer has reason to expect that it is lost, whoever is away."""
+        self._is_set_back = is_set_back
         self._local, self._runtime, self._neighbors = local, runtime, neighbors
         self._participant, self._membership, self._member_links = participant, participant.membership, member_links
         self._said_at = float("-inf")
@@ -160,6 +163,8 @@ class OwnLoss:
         return "" if self._local.rejoins else "; add the device again under another name"
 
     def _is_in_doubt(self, after_s: float | None) -> bool:
+        if self._is_set_back():
+            return True
         if not self._membership.is_member:
             return not self._membership.has_left
         if any(peer in self._neighbors.transport.refusals for peer in self._neighbors.all):
