@@ -145,6 +145,8 @@ def _refusal(random: Random) -> BaseException:
 def lie(random: Random, truth: Any) -> Any:
     """Return an answer with one to three changes anywhere in it."""
     told = copy.deepcopy(truth)
+    if random.random() < 0.05:
+        return told | {"name": random.choice(("peer-0", "peer-2", "peer-9"))}
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         told = _changed(random, told, depth=0)
     return told
