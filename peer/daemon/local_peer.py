@@ -32,7 +32,7 @@ from peer.run_summary import machine_facts
 from peer.state import incarnation
 from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore
-from peer.train.eight_bit.linear_kernels import round_weight_gradients_as_before_
+from peer.train import eight_bit
 from peer.train.partition import OwnSamples
 
 log = logging.getLogger("sotto")
@@ -93,7 +93,8 @@ class LocalPeer:
         """What this device trains in, where each device chooses."""
         if loop is None:
             if not rates.float32_weight_gradients:
-                round_weight_gradients_as_before_()
+                # Imported when first used, and before its modules.
+                eight_bit.linear_kernels.round_weight_gradients_as_before_()
             self.setup = RunSetup.open(config, base, rates=rates[:2])
             self.budget = self.setup.budget_of_privacy(self.index)
             secret = settle_privacy(self.budget, self.folder.disk)
