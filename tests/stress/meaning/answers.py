@@ -145,8 +145,10 @@ def _refusal(random: Random) -> BaseException:
 def lie(random: Random, truth: Any) -> Any:
     """Return an answer with one to three changes anywhere in it."""
     told = copy.deepcopy(truth)
-    if random.random() < 0.05:
+    if "name" in told and random.random() < 0.15:
         return told | {"name": random.choice(("peer-0", "peer-2", "peer-9"))}
+    if "newcomers" in told and random.random() < 0.15:
+        return told | {"newcomers": _invented(random)}
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         told = _changed(random, told, depth=0)
     return told
@@ -184,12 +186,18 @@ def _anything(random: Random) -> Any:
                 value = random.choice(([value], {"a": value}))
             return value
         case 3:
-            return [
-                {"index": random.choice((3, 4, 5000, 1 << 40)), "name": f"new-{each}", "advertise": f"192.0.2.9:{each}",
-                 "relay": None, "certificate": random.choice(("", "00", "30" * 400))}
-                for each in range(random.choice((1, 70, 1100)))
-            ]  # fmt: skip
+            return _invented(random)
     return random.choice(_SCALARS)
+
+
+def _invented(random: Random) -> list[dict[str, Any]]:
+    """Return newcomers that there are not."""
+    first = random.choice((3, 4, 5000, 1 << 40))
+    return [
+        {"index": first + each, "name": f"new-{each}", "advertise": f"192.0.2.9:{each}",
+         "relay": None, "certificate": random.choice(("", "00", "30" * 400))}
+        for each in range(random.choice((1, 70, 1100)))
+    ]  # fmt: skip
 
 
 @cache
@@ -260,6 +268,8 @@ class Askers:
         arguments = {"table": self._random.choice(("rounds", "evaluations", "links")), "after": -1}
         answer = control.call(self._config, self._folder, 1, verb, arguments if verb == "metrics" else None)
         json.dumps(answer, allow_nan=False)
+        if verb in ("status", "probe") and answer["name"] != LIAR:
+            raise PromiseBroken(f"{LIAR} answers as {answer['name']}, and is believed")
 
     def _peer(self) -> None:
         """A peer that asks the members what became of it; peer-2 does not lie."""
