@@ -22,7 +22,7 @@ def why_unreachable(lost: StreamLost, *, name: str, place: str, address: str | N
         return f"{who} does not speak TLS; security.mode must be the same on every peer"
     if "Connection refused" in details:
         return f"nobody listens at {address}, the address of {name}"
-    if "DNS resolution failed" in details or "Domain name not found" in details:
+    if "errors resolving" in details or "DNS resolution failed" in details or "Domain name not found" in details:
         return f"the host name in {address}, the address of {name}, is not known"
     if lost.status is Status.UNIMPLEMENTED:
         return f"{who} is not a peer of this program"
