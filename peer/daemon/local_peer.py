@@ -80,6 +80,15 @@ class LocalPeer:
                 self.folder.directory,
                 self.folder.why_not_private,
             )
+        try:
+            self._read(config, base, loop)
+        except BaseException:
+            # Whoever catches it may try again in this process.
+            self.folder.close()
+            raise
+
+    def _read(self, config: Config, base: Path, loop: PeerTrainer | None) -> None:
+        """Read what the folder and the data hold."""
         self.incarnation = incarnation.finish(self.folder.disk).number
         self.roster = Roster(config, self.access, self.incarnation)
         if not config.peers[self.index].is_first and (why := why_no_changes(config)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -69,7 +70,11 @@ def test_a_loss_that_is_no_number_later_ends_the_run_as_diverged(
     assert "Traceback" not in result.output
 
 
-def test_a_file_that_one_device_lacks_ends_its_peer_with_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_one_device_lacks_ends_its_peer_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under `sotto up`, which waits for it; a peer of its own waits for its data (test_waiting)."""
+    monkeypatch.setenv("SOTTO_PARENT", str(os.getpid()))
     (tmp_path / "run.toml").write_text(
         '[training]\ntask = "tests.examples.own_task:make_task"\n[data]\ndirectory = "sensor"\npartition = "iid"\n'
     )

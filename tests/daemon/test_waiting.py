@@ -99,6 +99,13 @@ def test_data_that_is_not_mounted_yet_is_waited_for(
     assert not looks
 
 
+def test_a_peer_that_waits_for_its_data_holds_nothing_meanwhile(kit: Path, looks: list[Callable[[], None]]) -> None:
+    """It tries again in the same process: the lock on its state folder would be its own."""
+    looks.extend([lambda: None] * 2)
+    with pytest.raises(Looked):
+        process.run(configured(kit, "training.task=mnist", "data.directory=/nowhere/mnist"), kit)
+
+
 def test_data_that_is_there_and_wrong_is_an_error_at_once(
     kit: Path, tmp_path: Path, looks: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
