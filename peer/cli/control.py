@@ -48,7 +48,7 @@ def status(config_file: Path | None, directory: Path | None, everybody: bool, as
       sotto status --run runs/digits
       sotto status --all --json
     """
-    answers = _call(config_file, directory, everybody, "status")
+    answers = call(config_file, directory, everybody, "status")
     if as_json:
         print_json(answers if directory is not None or everybody else answers[0])
     else:
@@ -57,7 +57,7 @@ def status(config_file: Path | None, directory: Path | None, everybody: bool, as
         from peer.report.status_table import status_table
 
         Console().print(status_table(answers))
-    return _exit_code(answers)
+    return exit_code(answers)
 
 
 @click.command(cls=SottoCommand)
@@ -75,7 +75,7 @@ def stop(config_file: Path | None, directory: Path | None, everybody: bool, as_j
       sotto stop --config peer.toml
       sotto stop --run runs/digits
     """
-    answers = _call(config_file, directory, everybody, "stop")
+    answers = call(config_file, directory, everybody, "stop")
     return _tell(answers, as_json, lambda answer: ["stops after this round"], many=directory is not None or everybody)
 
 
@@ -95,7 +95,7 @@ def reload(config_file: Path | None, as_json: bool) -> int:
       sotto reload --config peer.toml
       sotto reload --json
     """
-    answers = _call(config_file, None, False, "reload")
+    answers = call(config_file, None, False, "reload")
     return _tell(answers, as_json, _changes)
 
 
@@ -113,7 +113,7 @@ def leave(config_file: Path | None, as_json: bool) -> int:
       sotto leave --config peer.toml
       sotto leave --json
     """
-    answers = _call(config_file, None, False, "leave")
+    answers = call(config_file, None, False, "leave")
     return _tell(answers, as_json, _leaves)
 
 
@@ -221,7 +221,7 @@ def _tell(
             instead = answer.get("error") or answer.get("note")
             for line in [instead] if instead else lines(answer):
                 click.echo(f"{answer['name']}{'' if 'note' in answer else ':'} {line}")
-    return _exit_code(answers)
+    return exit_code(answers)
 
 
 def _leaves(answer: dict[str, Any]) -> list[str]:
@@ -248,7 +248,7 @@ def find_peer_files(directory: Path) -> list[Path]:
     return sorted(files, key=lambda file: (len(file.parent.name), file.parent.name))
 
 
-def _call(config_file: Path | None, directory: Path | None, everybody: bool, verb: str) -> list[dict[str, Any]]:
+def call(config_file: Path | None, directory: Path | None, everybody: bool, verb: str) -> list[dict[str, Any]]:
     """Return each peer's answer. One that gave none has `error` and `exit_code` instead; of one that was asked for its
     status or to stop, and is known to have ended or not to have joined, a `note` says so. Raises SecurityError where
     that is why nobody answered."""
@@ -313,5 +313,5 @@ def _described(config: Config, peer: int | PeerAddress | None) -> dict[str, Any]
     return {"index": index, "name": config.peers[index].name if index < len(config.peers) else f"peer {index}"}
 
 
-def _exit_code(answers: list[dict[str, Any]]) -> int:
+def exit_code(answers: list[dict[str, Any]]) -> int:
     return max(int(answer.get("exit_code", 0)) for answer in answers)

@@ -67,7 +67,7 @@ class OperatorApi:
     async def _answer(self, verb: str, arguments: Mapping[str, object]) -> dict[str, object]:
         match verb:
             case "status":
-                proofs = self._proofs(arguments.get("name")) if arguments.get("proofs") else {}
+                proofs = self.proofs(arguments.get("name")) if arguments.get("proofs") else {}
                 return {**self.status(), **proofs}
             case "stop":
                 return self._stop()
@@ -127,7 +127,7 @@ class OperatorApi:
             **self._loop.figures(),
         }
 
-    def _proofs(self, name: object) -> dict[str, object]:
+    def proofs(self, name: object) -> dict[str, object]:
         """Return what a peer needs that asks what became of it, and under which numbers it finds the others. Earlier
         releases ask without their `name`."""
         roster = self._local.roster

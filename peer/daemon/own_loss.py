@@ -136,7 +136,7 @@ class OwnLoss:
         most members refuse to say anything."""
         after_s = self._local.config.rounds.lost_after_s
         while True:
-            if self._is_in_doubt(after_s):
+            if self.is_in_doubt(after_s):
                 answers = await ask_members(self._local.roster, self._local.access)
                 self._find_members(answers)
                 claims = [frame for answer in answers if (frame := answer.losses.get(self._local.number)) is not None]
@@ -162,7 +162,7 @@ class OwnLoss:
     def _what_now(self) -> str:
         return "" if self._local.rejoins else "; add the device again under another name"
 
-    def _is_in_doubt(self, after_s: float | None) -> bool:
+    def is_in_doubt(self, after_s: float | None) -> bool:
         if self._is_set_back():
             return True
         if not self._membership.is_member:

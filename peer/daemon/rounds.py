@@ -85,7 +85,7 @@ class RoundLoop:
         self._replica_check, self._saver, self._cadence = replica_check, saver, cadence
         self._evaluations, self._audit_log = evaluations, audit_log
         self._watcher, self._steps_are_recorded = watcher, local.steps_are_recorded
-        self._loss_watch, self._own_loss, self._limits = loss_watch, own_loss, limits
+        self._loss_watch, self.own_loss, self._limits = loss_watch, own_loss, limits
         self._progress = progress
         self._local, self._equality = local, equality
         self._said_that_it_slows_down = False
@@ -103,7 +103,7 @@ class RoundLoop:
     def helpers(self) -> Sequence[Coroutine[None, None, None]]:
         """Return what asks members whether they are there; all that a round needs is done in its turn."""
         asks_suspects = () if self._loss_watch is None else (self._loss_watch.ask_suspects(),)
-        asks_about_itself = () if self._own_loss is None else (self._own_loss.watch(),)
+        asks_about_itself = () if self.own_loss is None else (self.own_loss.watch(),)
         return *asks_suspects, *asks_about_itself
 
     async def next_round(self) -> RoundRecord | None:
@@ -286,7 +286,7 @@ class RoundLoop:
         """Say once of each peer that is waited for what an operator can do. Where members vote, those that reach too
         few others to be a majority do not."""
         away = {peer for peer, silent in silences.items() if silent > SAY_AWAY_S}
-        for peer in sorted(away - self._said_away) if self._own_loss is not None else ():
+        for peer in sorted(away - self._said_away) if self.own_loss is not None else ():
             name = self._roster.name(peer)
             log.warning(
                 "%s has been away for %.0f s, and round %d needs it: this peer waits. If it is lost for good, an"

@@ -86,7 +86,7 @@ class ControlService:
             if verb == "revoke":
                 result = self._take_revocations(arguments)
             elif verb == "probe":
-                result = await self._probe(arguments.get("index"), caller)
+                result = await self.probe(arguments.get("index"), caller)
             else:
                 result = await self._handler.control(verb, arguments, verifier)
             response = control_pb2.ControlResponse(result=json.dumps(result))
@@ -108,7 +108,7 @@ class ControlService:
             raise SecurityError("the call holds no list of revoked certificates; `sotto revoke` sends one")
         return self._revocations.take(pem.encode())
 
-    async def _probe(self, index: object, caller: Caller) -> dict[str, Any]:
+    async def probe(self, index: object, caller: Caller) -> dict[str, Any]:
         """Return how this peer sees a neighbour, and whether it can connect to the address that it knows of it.
 
         `sotto doctor` of that neighbour asks. Only addresses of our own configuration are ever dialled.

@@ -52,7 +52,7 @@ async def ask(
         )
     entry = config.peers[index] if isinstance(index, int) else index
     is_own = index == config.peer.index
-    how: dict[str, Any] = {"name": entry.name, "security": _credentials(config, base), "timeout_s": TIMEOUT_S}
+    how: dict[str, Any] = {"name": entry.name, "security": credentials(config, base), "timeout_s": TIMEOUT_S}
     try:
         if is_own and (local := _own_socket(config, base)) is not None:
             # Whoever listens there may be a process that a script of the peer's left behind.
@@ -122,7 +122,7 @@ def _operator(config: Config, base: Path) -> Credentials | None:
     where it is not at hand."""
     if config.security.mode != "mtls":
         return None
-    access = _credentials(config, base)
+    access = credentials(config, base)
     if not isinstance(access, Credentials) or access.identity.role is not Role.OPERATOR:
         raise SecurityError(
             "no peer believes that another one is lost without the operator's signature: run this where operator.pem"
@@ -144,7 +144,7 @@ def newcomers(config: Config, base: Path, status: Mapping[str, Any]) -> dict[int
     for _MOST_UNSIGNED. Raises SecurityError without credentials.
     """
     listed = {peer.name for peer in config.peers}
-    access = _credentials(config, base)
+    access = credentials(config, base)
     found: dict[int, PeerAddress] = {}
     for each in status.get("newcomers", []):
         said = (each["index"], each["name"], each.get("advertise"), each.get("relay"))
@@ -184,7 +184,7 @@ def _own_socket(config: Config, base: Path) -> str | None:
     return None
 
 
-def _credentials(config: Config, base: Path) -> Access | None:
+def credentials(config: Config, base: Path) -> Access | None:
     """Return the operator's certificate where it lies beside the CA, else the peer's own."""
     options = config.security
     if options.mode != "mtls":

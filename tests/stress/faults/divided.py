@@ -319,7 +319,7 @@ class LyingMember(LyingProcess, DividedProcess):
         """Return that whoever asks is lost: by the own word, the own vote, or all votes on it that were ever cast."""
         heard = sorted(each.said for each in self.cluster.cast if each.subject == asker)
         own = vote(self.notary, self.me, asker, self.participant.round)
-        grounds = self._lies.choice(((), (own,), (own,) * 5, tuple(heard[-8:])))
+        grounds = self.lots.choice(((), (own,), (own,) * 5, tuple(heard[-8:])))
         change = Change(ChangeKind.LOST, asker, self.me, self.participant.round + 9, votes=grounds)
         statement = membership_codec.encode(change)[len(membership_codec.MAGIC) :]
         self.tongue.lies["an answer that the asker is lost"] += 1

@@ -149,7 +149,7 @@ class LyingProcess(VirtualProcess):
         self.tongue = tongue
         tongue.core = self.participant
         self.falsehoods: Mapping[str, Falsehood] = FALSEHOODS
-        self._lies = Random(f"lies {world.scenario.seed} {world.now}")
+        self.lots = Random(f"lies {world.scenario.seed} {world.now}")
         self._every_s = Random(f"lies {world.scenario.seed}").uniform(*_LIE_EVERY_S)
 
     def connect(self) -> None:
@@ -161,7 +161,7 @@ class LyingProcess(VirtualProcess):
             super().put(receiver, seq, frame)
             return
         number, said = self.tongue.say(receiver, seq, frame)
-        streams, random = self.world.streams, self._lies
+        streams, random = self.world.streams, self.lots
         if self.world.quiet or random.random() > 0.04:
             streams.send(self.me, receiver, number, said)
         elif random.random() < 0.5:
@@ -176,7 +176,7 @@ class LyingProcess(VirtualProcess):
     def link_up(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
         own = super().link_up(peer, self.tongue.own_upto(peer, remote_has))
         frames = self.tongue.after(peer, remote_has, own)
-        if len(frames) > 1 and not self.world.quiet and self._lies.random() < 0.1:
+        if len(frames) > 1 and not self.world.quiet and self.lots.random() < 0.1:
             self.tongue.lies["in another order"] += 1
             frames[0], frames[1] = frames[1], frames[0]
         return frames
@@ -185,13 +185,13 @@ class LyingProcess(VirtualProcess):
         super().receipt(peer, self.tongue.own_upto(peer, upto))
 
     def _plan_lie(self) -> None:
-        self.later(self._lies.expovariate(1.0 / self._every_s), self._lie)
+        self.later(self.lots.expovariate(1.0 / self._every_s), self._lie)
 
     def _lie(self) -> None:
         if self.world.quiet:
             return
         self._plan_lie()
-        world, random = self.world, self._lies
+        world, random = self.world, self.lots
         receivers = [
             peer
             for peer in world.scenario.neighbors(self.me)

@@ -104,7 +104,7 @@ class Liars:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(calls, "Channel", Channel)
             # Read from disk for each call, which costs more than the call.
-            patch.setattr(control, "_credentials", lambda config, base: _operator(self.cluster))
+            patch.setattr(control, "credentials", lambda config, base: _operator(self.cluster))
             yield
 
     def response(self, name: str, verb: str, request: control_pb2.ControlRequest, verifier: str) -> bytes:
@@ -274,14 +274,14 @@ class Askers:
     def _peer(self) -> None:
         """A peer that asks the members what became of it; peer-2 does not lie."""
         local, loop = self._parts.common.local, self._parts.training.loop
-        own_loss = getattr(loop, "_own_loss", None)
+        own_loss = getattr(loop, "own_loss", None)
 
         async def story() -> None:
             await ask_members(local.roster, local.access)
             await status_of(LIAR, local.roster[1].advertise or "", local.access)
             if isinstance(own_loss, OwnLoss):
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(OwnLoss, "_is_in_doubt", lambda *_: True)
+                    patch.setattr(OwnLoss, "is_in_doubt", lambda *_: True)
                     watching = asyncio.ensure_future(own_loss.watch())
                     for _ in range(20):
                         await asyncio.sleep(0)
@@ -296,7 +296,7 @@ class Askers:
 
     def _probe(self) -> None:
         """A peer that looks for `sotto doctor` of peer-1 whether it reaches that one."""
-        asyncio.run(self._service._probe(1, Caller("ipv4:127.0.0.1:1", (), None)))
+        asyncio.run(self._service.probe(1, Caller("ipv4:127.0.0.1:1", (), None)))
 
     def _all(self) -> None:
         """`sotto status --all` and `sotto stop --all`."""
@@ -304,14 +304,14 @@ class Askers:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cli, "load_peer", lambda _: (self._config, self._folder))
             try:
-                answers = cli._call(None, None, True, verb)
+                answers = cli.call(None, None, True, verb)
             except SottoError as error:
                 raise PromiseBroken(f"what one peer answers ends the command: {error}") from error
         if [answer["name"] for answer in answers] != ["peer-0", "peer-1", "peer-2"]:
             raise PromiseBroken(f"other peers are shown than were asked: {[answer['name'] for answer in answers]}")
         if "error" in answers[0] or "error" in answers[2]:
             raise PromiseBroken("for what one peer answers, others are not heard")
-        if cli._exit_code(answers) not in (0, 1, 3, 6):
+        if cli.exit_code(answers) not in (0, 1, 3, 6):
             raise PromiseBroken("another chooses the exit code")
         json.dumps(answers, allow_nan=False)
         Console(file=io.StringIO(), width=120).print(status_table(answers))

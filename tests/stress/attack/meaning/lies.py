@@ -306,7 +306,7 @@ async def lost_in_answers(me: Insider) -> None:
         losses = {str(peer): frame.hex() for peer, frame in zip(HONEST, frames, strict=True)}
         return {"losses": losses, "numbers": {roster.name(peer): peer for peer in (*HONEST, ME)}}
 
-    setattr(me.daemon.operator, "_proofs", proofs)  # noqa: B010
+    setattr(me.daemon.operator, "proofs", proofs)  # noqa: B010
     for peer in HONEST:
         transport.remove_neighbor(peer, "it is none of ours")
     await asyncio.sleep(6.0)
