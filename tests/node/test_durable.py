@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from peer.errors import RemoteProtocolError, StateError
+from peer.errors import RemoteProtocolError, StateBehind, StateError
 from peer.gossip.late_neighbors import LatePolicy
 from peer.node.durable import DurablePeer
 from peer.round_record import RoundRecord
@@ -367,7 +367,7 @@ def test_a_damaged_end_of_the_journal_is_cut_off_and_what_it_held_comes_again() 
 def test_what_was_confirmed_and_then_lost_is_noticed() -> None:
     world = turns(World("quant-sgp", save_every=20), 20)
     world.disks[1].change("journal-00000000.log", 800, 0x01)
-    with pytest.raises(RemoteProtocolError, match="up to 2, but had those up to 5 for good before: it lost its state"):
+    with pytest.raises(StateBehind, match="up to 2, but had those up to 5 for good before, and they are gone"):
         world.restart(1)
 
 
@@ -391,7 +391,7 @@ def test_a_neighbour_that_lost_what_it_had_confirmed_is_refused() -> None:
     world = World("quant-sgp")
     world.start()
     world.run()
-    with pytest.raises(RemoteProtocolError, match="it lost its state"):
+    with pytest.raises(StateBehind, match="up to 2, but had those up to 7 for good before, and they are gone"):
         world.peers[0].connected(1, 2)
 
 
