@@ -210,7 +210,9 @@ class ModuloCode:
         if self._encode_native(x, b, self._needed(omega), start, integers, residues, values):
             return
         if not math.isfinite(max_magnitude(x)):
-            raise NotFiniteError("the model holds values that are not finite; lower training.learning_rate")
+            raise NotFiniteError(
+                "the model holds values that are not finite; lower the learning rate (training.learning_rate, or the training script's own)"
+            )
         floor = theta_floor(max_magnitude(x), self.bits, self.rounding, x.dtype)
         raise CodeRangeError(
             f"θ is too small for {self.bits}-bit modulo codes of weights up to {max_magnitude(x):.3g}: "
@@ -539,7 +541,9 @@ def _recover(
     b = code._modulus(payload.theta, y.dtype, RemoteProtocolError)
     if not _recover_native(code, b, payload.residues, y, code._needed(omega), start, integers, values):
         if not math.isfinite(max_magnitude(y)):
-            raise NotFiniteError("the model holds values that are not finite; lower training.learning_rate")
+            raise NotFiniteError(
+                "the model holds values that are not finite; lower the learning rate (training.learning_rate, or the training script's own)"
+            )
         raise ThetaTooSmall(f"θ = {payload.theta:g} is too small for the receiver's weights")
 
 

@@ -34,7 +34,7 @@ def require_finite(v: FloatArray, layer: int) -> None:
 def not_finite(layer: int) -> NotFiniteError:
     """Return the error for a layer that cannot be compressed."""
     return NotFiniteError(
-        f"layer {layer} holds values that are not finite, or too large to compress; lower training.learning_rate"
+        f"layer {layer} holds values that are not finite, or too large to compress; lower the learning rate (training.learning_rate, or the training script's own)"
     )
 
 

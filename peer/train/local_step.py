@@ -304,8 +304,11 @@ class Trainer:
         for name, _ in self._model.named_buffers():
             if name not in buffers:
                 raise KeyError(f"buffer.{name}")
+        modules = dict(self._model.named_modules())
         for name, value in buffers.items():
-            set_buffer_(self._model, name, value)
+            # Ranges of layers that compute in 8 bits are in no model of another precision.
+            if name.rpartition(".")[0] in modules:
+                set_buffer_(self._model, name, value)
         self._frozen.restore_(frozen)
         is_default = self.options.label_adjustment == "auto" and self.options.class_balance == 0
         if is_default and _ADJUSTED not in state:

@@ -207,7 +207,7 @@ class _Writer:
             raise LocalProtocolError(f"{value_type.name} values are held as {values.dtype}")
         if not math.isfinite(payload.magnitude):
             raise NotFiniteError(
-                "a layer holds an infinite value or one that is not a number; lower training.learning_rate"
+                "a layer holds an infinite value or one that is not a number; lower the learning rate (training.learning_rate, or the training script's own)"
             )
         tag = Tag.DENSE | value_type << 3
         if self._pooling and 0 < values.size <= LARGE:

@@ -80,7 +80,7 @@ HELLOS: list[tuple[dict[str, Any], str]] = [
     ({"graph_digest": "f" * 64}, "the graph of 'ben' differs from ours; compare [graph]"),
     ({"run_digest": "f" * 64}, "the configuration of 'ben' differs from ours; compare sections outside [peer]"),
     ({"num_peers": 5}, "'ben' has 5 peers in its list, we have 4"),
-    ({"protocol_min": 5, "protocol_max": 6}, "'ben' speaks versions 5 to 6 of the protocol"),
+    ({"protocol_min": 6, "protocol_max": 7}, "'ben' speaks versions 6 to 7 of the protocol"),
     # Its notes were JSON.
     ({"protocol_min": 2, "protocol_max": 2}, "'ben' speaks version 2 of the protocol"),
     ({"protocol_min": 0, "protocol_max": 0}, "speaks version 0 of the protocol"),
@@ -271,10 +271,12 @@ def test_strangers_that_take_all_connections_do_not_keep_this_machine_from_askin
     (base / "state").mkdir(mode=0o700)
     security = load_credentials(config.security, base, "peer-0")
     assert isinstance(security, Credentials)
+    named = Mind()
+    named.name = "peer-0"
 
     async def story() -> None:
         listener = build(
-            0, Mind(), [], listen=config.peer.listen, security=security, hello=hello_of(0, name="peer-0"),
+            0, named, [], listen=config.peer.listen, security=security, hello=hello_of(0, name="peer-0"),
             options=TransportOptions(dial_timeout_s=60), own_socket=base / "state" / OWN_SOCKET,
         )  # fmt: skip
         async with running(listener):
@@ -288,7 +290,7 @@ def test_strangers_that_take_all_connections_do_not_keep_this_machine_from_askin
                 for connection in flood:
                     connection.close()
         # The socket of a process that is gone is no way to ask the next one.
-        later = build(0, Mind(), [], listen=config.peer.listen, security=security, hello=hello_of(0, name="peer-0"))
+        later = build(0, named, [], listen=config.peer.listen, security=security, hello=hello_of(0, name="peer-0"))
         async with running(later):
             assert (await control.ask(config, base, None, "status"))["verb"] == "status"
 
