@@ -245,7 +245,10 @@ class Cluster:
         return None if found is None else found[0].rstrip()
 
     def _log(self, index: int) -> str:
-        return (self.peer_files[index].parent / "log.txt").read_text(errors="replace")
+        # The process of a peer makes it, and may be yet to begin.
+        with contextlib.suppress(FileNotFoundError):
+            return (self.peer_files[index].parent / "log.txt").read_text(encoding="utf-8", errors="replace")
+        return ""
 
     def failure(self) -> SottoError | None:
         """Return what to tell of the first process that ended with an error, of the kind that its exit code names."""

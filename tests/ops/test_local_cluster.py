@@ -53,6 +53,13 @@ def test_a_peer_that_was_told_to_leave_has_no_part_in_the_model(tmp_path: Path) 
     cluster.close()
 
 
+def test_a_peer_that_is_yet_to_begin_has_logged_nothing(tmp_path: Path) -> None:
+    cluster = Cluster(load(environment={}), tmp_path, num_peers=2, directory=tmp_path)
+    assert cluster.last_words(1) == "it logged nothing"
+    assert cluster.last_traceback(1) is None
+    cluster.close()
+
+
 def wait_until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
