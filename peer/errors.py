@@ -47,6 +47,10 @@ _REMEDIES = {
 }
 
 
+LOWER_RATE = "lower the learning rate (training.learning_rate, or the training script's own)"
+"""What helps against numbers that are not finite, in a task and in a script."""
+
+
 def remedy(error: Exception) -> str:
     """Return what a person can do about what the operating system refused, as a clause; it goes by errno."""
     if isinstance(error, OSError):

@@ -41,7 +41,7 @@ from peer.compress.norms import NotFiniteError, not_finite
 from peer.compress.payload import FloatArray, MoreBits, Payload, Residues, Rounding, WholeIntegers
 from peer.compress.settings import require_flag, require_positive, require_whole
 from peer.compress.sources import shared_uniforms
-from peer.errors import DivergenceError, RemoteProtocolError
+from peer.errors import LOWER_RATE, DivergenceError, RemoteProtocolError
 from peer.native import CData, ffi, lib, pointer
 from peer.random import PeerDraws, Stream
 
@@ -210,9 +210,7 @@ class ModuloCode:
         if self._encode_native(x, b, self._needed(omega), start, integers, residues, values):
             return
         if not math.isfinite(max_magnitude(x)):
-            raise NotFiniteError(
-                "the model holds values that are not finite; lower the learning rate (training.learning_rate, or the training script's own)"
-            )
+            raise NotFiniteError(f"the model holds values that are not finite; {LOWER_RATE}")
         floor = theta_floor(max_magnitude(x), self.bits, self.rounding, x.dtype)
         raise CodeRangeError(
             f"θ is too small for {self.bits}-bit modulo codes of weights up to {max_magnitude(x):.3g}: "
@@ -541,9 +539,7 @@ def _recover(
     b = code._modulus(payload.theta, y.dtype, RemoteProtocolError)
     if not _recover_native(code, b, payload.residues, y, code._needed(omega), start, integers, values):
         if not math.isfinite(max_magnitude(y)):
-            raise NotFiniteError(
-                "the model holds values that are not finite; lower the learning rate (training.learning_rate, or the training script's own)"
-            )
+            raise NotFiniteError(f"the model holds values that are not finite; {LOWER_RATE}")
         raise ThetaTooSmall(f"θ = {payload.theta:g} is too small for the receiver's weights")
 
 

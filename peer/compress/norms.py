@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import FloatArray
-from peer.errors import DivergenceError
+from peer.errors import LOWER_RATE, DivergenceError
 from peer.native import lib, pointer
 
 _LANES = 1024
@@ -33,9 +33,7 @@ def require_finite(v: FloatArray, layer: int) -> None:
 
 def not_finite(layer: int) -> NotFiniteError:
     """Return the error for a layer that cannot be compressed."""
-    return NotFiniteError(
-        f"layer {layer} holds values that are not finite, or too large to compress; lower the learning rate (training.learning_rate, or the training script's own)"
-    )
+    return NotFiniteError(f"layer {layer} holds values that are not finite, or too large to compress; {LOWER_RATE}")
 
 
 def sum_of_squares(v: FloatArray) -> float:

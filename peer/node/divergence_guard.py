@@ -9,11 +9,9 @@ import numpy as np
 from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import FloatArray
 from peer.config import GuardOptions
-from peer.errors import DivergenceError
+from peer.errors import LOWER_RATE, DivergenceError
 from peer.round_record import RoundRecord
 from peer.wire.message import Message
-
-_ADVICE = "lower the learning rate (training.learning_rate, or the training script's own)"
 
 
 def require_finite_loss(t: int, loss: float) -> None:
@@ -35,7 +33,7 @@ def require_finite_model(t: int, x: FloatArray) -> None:
 def require_sendable(message: Message, excess: float | None) -> None:
     """Raise DivergenceError if a message holds numbers that others refuse: `excess` is the largest of them."""
     if excess is not None:
-        raise DivergenceError(f"numbers up to {excess:.3g} were to be sent in round {message.round}; {_ADVICE}")
+        raise DivergenceError(f"numbers up to {excess:.3g} were to be sent in round {message.round}; {LOWER_RATE}")
 
 
 def reason_to_stop(options: GuardOptions, record: RoundRecord, model: FloatArray) -> str | None:
@@ -45,7 +43,7 @@ def reason_to_stop(options: GuardOptions, record: RoundRecord, model: FloatArray
     if record.loss is not None and record.loss > options.max_loss:
         return (
             f"the training loss of round {record.round} is {record.loss:.3g}, above guard.max_loss "
-            f"{options.max_loss:g}; {_ADVICE}"
+            f"{options.max_loss:g}; {LOWER_RATE}"
         )
     if record.push_weight < options.min_push_weight:
         return (
@@ -62,14 +60,14 @@ def reason_to_stop(options: GuardOptions, record: RoundRecord, model: FloatArray
     if distance is not None and distance > options.max_neighbor_distance * max(1.0, math.sqrt(square)):
         return (
             f"the models of the neighbours are {distance:.3g} away after round {record.round}: consensus is lost; "
-            f"lower algorithm.averaging_rate, or {_ADVICE}"
+            f"lower algorithm.averaging_rate, or {LOWER_RATE}"
         )
     return None
 
 
 def _loss_not_finite(t: int) -> str:
-    return f"the training loss of round {t} is not finite; {_ADVICE}"
+    return f"the training loss of round {t} is not finite; {LOWER_RATE}"
 
 
 def _model_not_finite(t: int) -> str:
-    return f"the model holds numbers that are not finite after round {t}; {_ADVICE}"
+    return f"the model holds numbers that are not finite after round {t}; {LOWER_RATE}"

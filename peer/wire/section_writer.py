@@ -26,7 +26,7 @@ from peer.compress.payload import (
     WholeIntegers,
     num_values,
 )
-from peer.errors import LocalProtocolError
+from peer.errors import LOWER_RATE, LocalProtocolError
 from peer.wire import indices, integers
 from peer.wire.bits import UnsignedArray
 from peer.wire.grouping import bits_of
@@ -206,9 +206,7 @@ class _Writer:
         if values.dtype != (np.float64 if value_type is ValueType.FLOAT64 else np.float32):
             raise LocalProtocolError(f"{value_type.name} values are held as {values.dtype}")
         if not math.isfinite(payload.magnitude):
-            raise NotFiniteError(
-                "a layer holds an infinite value or one that is not a number; lower the learning rate (training.learning_rate, or the training script's own)"
-            )
+            raise NotFiniteError(f"a layer holds an infinite value or one that is not a number; {LOWER_RATE}")
         tag = Tag.DENSE | value_type << 3
         if self._pooling and 0 < values.size <= LARGE:
             self._pools.setdefault(dense_pool(value_type), []).append(values)

@@ -238,7 +238,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_it_can_be_resumed(tmp_path
     _, err = process.communicate(timeout=200)
     assert process.returncode == 5, err
     assert "cannot be written: " in err
-    assert "make room on that disk" in err
+    assert "raise the limit on the size of files" in err
     assert "bug" not in err
     assert not peers_below(tmp_path)
     # What the peers had is still there.

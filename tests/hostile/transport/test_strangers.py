@@ -272,13 +272,13 @@ def test_strangers_that_take_all_connections_do_not_keep_this_machine_from_askin
     security = load_credentials(config.security, base, "peer-0")
     assert isinstance(security, Credentials)
     named = Mind()
-    named.name = "peer-0"
 
     async def story() -> None:
         listener = build(
             0, named, [], listen=config.peer.listen, security=security, hello=hello_of(0, name="peer-0"),
             options=TransportOptions(dial_timeout_s=60), own_socket=base / "state" / OWN_SOCKET,
         )  # fmt: skip
+        named.name = "peer-0"
         async with running(listener):
             flood = [socket.create_connection(("127.0.0.1", listener.port or 0)) for _ in range(700)]
             try:
@@ -291,6 +291,7 @@ def test_strangers_that_take_all_connections_do_not_keep_this_machine_from_askin
                     connection.close()
         # The socket of a process that is gone is no way to ask the next one.
         later = build(0, named, [], listen=config.peer.listen, security=security, hello=hello_of(0, name="peer-0"))
+        named.name = "peer-0"
         async with running(later):
             assert (await control.ask(config, base, None, "status"))["verb"] == "status"
 
