@@ -50,6 +50,7 @@ from peer.node.statements import sealed
 from peer.ops.cluster_files import Host, write_cluster
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.proto.sottovoce.v1 import membership_pb2
+from peer.proto.sottovoce.v1.note_pb2 import EvaluationNote
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
 from peer.state.statement_counter import StatementCounter
 from tests.hostile import forged_certificates as forged
@@ -199,6 +200,10 @@ class _Peer:
         kind = _types().get(HONEST_NOTES[topic][0]) if topic in HONEST_NOTES else None
         if kind is not None and random.random() < 0.8:
             honest = kind(**HONEST_NOTES[topic][1])
+            if isinstance(honest, EvaluationNote) and random.random() < 0.5:
+                # One count is senseless and all else right: changes of any field hardly ever make that.
+                counts = random.choice((honest.correct, honest.total))
+                counts[random.randrange(len(counts))] = random.choice((0, 2, 10, 1 << 21, 1 << 53))
             content = changed(random, honest, random.choice((0, 1, 1, 2)), self.blobs).SerializeToString()
             if random.random() < 0.3:
                 content = self.liar.sign(topic, content)
