@@ -285,7 +285,7 @@ def test_strangers_that_take_all_connections_do_not_keep_this_machine_from_askin
                 address = f"127.0.0.1:{listener.port}"
                 with pytest.raises(PeerUnreachable):
                     await call_control(address, "status", name="peer-0", security=security, timeout_s=3)
-                assert (await control.ask(config, base, None, "status"))["verb"] == "status"
+                assert (await control.ask(config, base, None, "status"))["name"] == "peer-0"
             finally:
                 for connection in flood:
                     connection.close()
@@ -293,7 +293,7 @@ def test_strangers_that_take_all_connections_do_not_keep_this_machine_from_askin
         later = build(0, named, [], listen=config.peer.listen, security=security, hello=hello_of(0, name="peer-0"))
         named.name = "peer-0"
         async with running(later):
-            assert (await control.ask(config, base, None, "status"))["verb"] == "status"
+            assert (await control.ask(config, base, None, "status"))["name"] == "peer-0"
 
     asyncio.run(story())
 
