@@ -19,7 +19,7 @@ from peer.state.checkpoints import find_checkpoints, load_checkpoint
 from peer.state.metrics import MetricsStore
 from tools.releases import PREDECESSOR, Device, Devices, Release, this_release, unpacked
 
-ROUNDS = 80
+ROUNDS = 160
 COMMON = (
     f"run.rounds={ROUNDS}",
     "training.task_options.hidden=8",

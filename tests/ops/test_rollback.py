@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,8 @@ def test_what_is_newer_is_renamed_and_nothing_is_deleted(tmp_path: Path) -> None
     before = content(state)
     put_back([state], 10)
     after = content(state)
+    # Going back on purpose begins an era, so that nobody takes it for a state that was lost.
+    assert json.loads(after.pop("progress.json"))["era"] == 1
     aside = {name.removeprefix("set-aside-1-"): data for name, data in after.items()}
     assert aside == before
     assert sorted(set(after) - set(before)) == [
