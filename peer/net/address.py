@@ -86,7 +86,9 @@ def not_bound(error: OSError, host: str, port: int, *, key: str) -> NotBound:
     if isinstance(error, socket.gaierror):
         return NotBound(f"the host name {host!r} is not known here", f"correct {key}, or the DNS settings", True)
     if error.errno == errno.EADDRINUSE:
-        return NotBound(f"port {port} is in use by another program", f"stop that program, or change {key}")
+        return NotBound(
+            f"port {port} is in use by another program", f"stop that program, or change {key}: choose another port"
+        )
     if error.errno == errno.EADDRNOTAVAIL:
         advice = f"set {key} to 0.0.0.0:{port}, unless an interface with that address is still to come"
         return NotBound(f"this machine has no address {host}", advice, True)

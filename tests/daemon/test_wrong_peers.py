@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import datetime
 import math
+import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -264,6 +265,12 @@ CASES = [
 def test_a_peer_that_cannot_start_says_why(case: Case, kits: Folders) -> None:
     with case.breaks(kits) or contextlib.nullcontext():
         expect_sentence(kits[0], case.settings, case.says, case.code)
+
+
+@pytest.fixture(autouse=True)
+def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `sotto up`, which waits for its peers. A peer of its own waits for what passes by itself."""
+    monkeypatch.setenv("SOTTO_PARENT", str(os.getppid()))
 
 
 def expect_sentence(folder: Path, settings: tuple[str, ...], says: tuple[str, ...], code: int) -> None:
