@@ -307,7 +307,7 @@ def _parse_text(file: GraphFile) -> Any:
     try:
         if kind == "TOML":
             return parse_toml(file.text)
-        return parse_json(file.text, most_bytes=len(file.text))
+        return parse_json(file.text, most_bytes=len(file.text), infinite="kept")
     except ValueError as error:
         raise _file_error(file, f"is not valid {kind}: {error}") from None
 
