@@ -82,9 +82,9 @@ class Transport:
         what signs how far this peer is; None where nothing is signed."""
         self.me = me
         self.port: int | None = None
+        """The port that is listened on, once started."""
         self._listening: frozenset[int] = frozenset()
         """Inodes of the sockets that listen on it."""
-        """The port that is listened on, once started."""
         self._listen, self._own_relay, self._security, self._options = listen, own_relay, security, options
         self._own_socket = own_socket
         self._closing = False
