@@ -216,7 +216,7 @@ class SignedProgress:
         if 2 * few > len(answers) or len(roster.others) < 2:
             return (
                 "put the newest copy of its state folder back, or run"
-                f" `sotto remove {name}` on the other device: it then takes part again as a newcomer"
+                f" `sotto remove {name}` on the other device, which then goes on alone"
             )
         if 2 * len(answers) < can_be_asked:
             return f"most members have to answer first, and {len(answers)} of {can_be_asked} do"
