@@ -36,6 +36,8 @@ WITH_ROUNDS = {
     "quant-sgp": ("compressor.kind=top_k", "compressor.fraction=0.05"),
     "low-rank": ("graph.kind=complete", "algorithm.rank=2"),
 }
+# Once all members run this release, what members were told alike is in their states, and the predecessor refuses them.
+USES_WHAT_IS_NEW = "low-rank"
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +85,10 @@ def undisturbed(predecessor: Release, tmp_path_factory: pytest.TempPathFactory) 
     return run
 
 
-def replace_all(devices: Devices, release: Release) -> None:
-    """Replace the peers one by one, of which every other one is killed; between two of them, every peer completes
+def replace_by(devices: Devices, release: Release, count: int = 4) -> None:
+    """Replace the first peers one by one, of which every other one is killed; between two of them, every peer completes
     further rounds."""
-    for number, device in enumerate(devices.all):
+    for number, device in enumerate(devices.all[:count]):
         reached = devices.furthest()
         end = Device.kill if number % 2 else Device.stop
         end(device)
@@ -115,8 +117,13 @@ def test_peers_are_upgraded_one_by_one_and_back_without_a_lost_round(
     with cluster(tmp_path / "kits", predecessor, algorithm, *settings) as devices:
         devices.start(predecessor)
         devices.until_beyond(2)
-        replace_all(devices, this_release())
-        replace_all(devices, predecessor)
+        if algorithm == USES_WHAT_IS_NEW:
+            replace_by(devices, this_release(), 3)
+            replace_by(devices, predecessor, 3)
+            replace_by(devices, this_release())
+        else:
+            replace_by(devices, this_release())
+            replace_by(devices, predecessor)
         assert devices.finish() == [0] * 4
     check_no_offence(devices)
     for device in devices.all:
@@ -133,8 +140,8 @@ def test_peers_without_rounds_are_upgraded_and_go_back(predecessor: Release, tmp
     with cluster(tmp_path / "kits", predecessor, "ad-psgd", *settings, rounds=100_000) as devices:
         devices.start(predecessor)
         devices.until_beyond(2)
-        replace_all(devices, this_release())
-        replace_all(devices, predecessor)
+        replace_by(devices, this_release())
+        replace_by(devices, predecessor)
         assert [device.stop() for device in devices.all] == [0] * 4
     check_no_offence(devices)
     for device in devices.all:

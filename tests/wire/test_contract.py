@@ -71,7 +71,7 @@ def test_payloads_that_no_section_can_hold_are_refused(layer: LayerPayload) -> N
 
 @pytest.mark.parametrize(("value", "value_type"), [(math.nan, ValueType.FLOAT32), (math.inf, ValueType.BFLOAT16)])
 def test_a_model_that_is_not_finite_has_diverged(value: float, value_type: ValueType) -> None:
-    with pytest.raises(DivergenceError, match=r"lower training\.learning_rate"):
+    with pytest.raises(DivergenceError, match="lower the learning rate"):
         encode(replace(HONEST, layers=(Dense(singles(1, 2, 3, value), value_type),)), LAYOUT)
 
 
