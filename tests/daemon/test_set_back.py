@@ -32,25 +32,33 @@ def folder(devices: Devices, peer: int) -> Path:
 async def put_back(devices: Devices, peer: int) -> None:
     """Stop a peer, copy its state folder, let it train on, and put the copy in its place."""
     await devices.kill(peer)
+    others = [each for each in devices.daemons if each != peer]
+    sent = {each: devices.links(each).receipts_of(peer)[1] for each in others if not signs(devices, each)}
     copy = devices.kits.parent / "copy"
     shutil.copytree(folder(devices, peer), copy)
     devices.start(peer)
     await devices.until(lambda: devices.is_there(peer))
     before = devices.daemons[peer].loop.round
     await trains_on(devices, peer)
-    await devices.until(lambda: any(known_round(devices, each, peer) > before for each in devices.daemons))
+    await devices.until(lambda: any(is_known_beyond(devices, each, peer, before, sent.get(each, 0)) for each in others))
     await devices.kill(peer)
     shutil.rmtree(folder(devices, peer))
     copy.rename(folder(devices, peer))
 
 
-def known_round(devices: Devices, at: int, peer: int) -> float:
-    """Return which round a neighbour has signed that it completed; infinity where nobody signs anything."""
+def signs(devices: Devices, peer: int) -> bool:
+    """Whether a peer signs how far it is."""
+    return devices.daemons[peer].parts.training.progress is not None
+
+
+def is_known_beyond(devices: Devices, at: int, peer: int, round_: int, sent: int) -> bool:
+    """Whether a neighbour keeps the signed word of a peer that it completed a round after `round_`; where nobody signs
+    anything, whether it has let go of frames after the first `sent`, which it would send again until then."""
     progress = devices.daemons[at].parts.training.progress
     if progress is None:
-        return float("inf")
+        return devices.links(at).receipts_of(peer)[0] > sent
     said = progress.told_to(peer).shown
-    return decode_progress(said)[1].round if said else -1
+    return bool(said) and decode_progress(said)[1].round > round_
 
 
 async def trains_on(devices: Devices, *peers: int) -> None:
