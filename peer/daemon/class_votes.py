@@ -68,6 +68,7 @@ class ClassVotes:
         self._voters, self._total_samples = frozenset(voters), total_samples
         self._disk, self._statements, self._neighbors = disk, statements, neighbors
         self._runtime, self._name, self._all_speak, self._use = runtime, name, all_speak, use
+        self._hearsay = notes.Hearsay(peer, self._voters, statements, neighbors.is_up, runtime.now)
         self._news, self._answers = Allowances(**_NEWS), Allowances(rate=1 / _AGAIN_S, burst=1)
         self._report_news = Allowances(**_NEWS)
         self._notes: dict[int, bytes] = {}
@@ -142,19 +143,7 @@ class ClassVotes:
         known = self._reports.get(voter)
         if known is not None and (known[0] == digest or not self._is_later(source, voter, known[1], note)):
             return
-        teller = notes.teller(
-            self._statements,
-            notes.SHARES,
-            note,
-            voter,
-            source,
-            own=self._own.peer,
-            peers=self._voters,
-            is_up=self._neighbors.is_up,
-            may_look=lambda: self._report_news.spend(voter, self._runtime.now()),
-            give_back=lambda: self._report_news.give_back(voter),
-        )
-        if teller is not None:
+        if self._hearsay.teller(notes.SHARES, note, voter, source, self._report_news) is not None:
             self._reports[voter] = digest, note
             self._neighbors.broadcast(notes.SHARES, note, source)
             self._report()
@@ -174,19 +163,7 @@ class ClassVotes:
             return
         if vote.peer not in self._voters or not self._is_news(source, vote.peer, note):
             return
-        teller = notes.teller(
-            self._statements,
-            notes.CLASSES,
-            note,
-            vote.peer,
-            source,
-            own=self._own.peer,
-            peers=self._voters,
-            is_up=self._neighbors.is_up,
-            may_look=lambda: self._news.spend(vote.peer, self._runtime.now()),
-            give_back=lambda: self._news.give_back(vote.peer),
-        )
-        if teller is not None:
+        if self._hearsay.teller(notes.CLASSES, note, vote.peer, source, self._news) is not None:
             self._notes[vote.peer], self._votes[vote.peer] = note, vote
             self._neighbors.broadcast(notes.CLASSES, note, source)
             self._report()

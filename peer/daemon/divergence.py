@@ -67,10 +67,11 @@ class Divergence:
         self.finding: Finding | None = None
         """What this peer found; None while all is well."""
         self._claims: dict[int, Claim] = {}
-        self._peer, self._rounds, self._peers = peer, rounds, peers
-        self._is_up, self._name, self._advice = is_up, name, advice
+        self._peer, self._rounds, self._is_up = peer, rounds, is_up
+        self._name, self._advice = name, advice
         self._broadcast, self._stop, self._now = broadcast, stop, now
         self._statements: Statements = statements or Unsigned()
+        self._hearsay = notes.Hearsay(peer, peers, self._statements, is_up, now)
         self._of_a_peer, self._from_a_neighbor = Allowances(**_NEWS_OF_A_PEER), Allowances(**_NEWS_FROM_A_NEIGHBOR)
 
     def declare(self, finding: Finding) -> None:
@@ -89,20 +90,8 @@ class Divergence:
         is_news = known is None or known.round < round_ or (source == peer and known != Claim(round_, reason, peer))
         if not is_news:
             return  # Before the signature is looked at: every neighbour brings the same.
-        now = self._now()
-        teller = notes.teller(
-            self._statements,
-            notes.DIVERGED,
-            note,
-            peer,
-            source,
-            own=self._peer,
-            peers=self._peers,
-            is_up=self._is_up,
-            may_look=lambda: self._of_a_peer.spend(peer, now),
-            give_back=lambda: self._of_a_peer.give_back(peer),
-        )
-        if teller is None or not self._from_a_neighbor.spend(source, now):
+        teller = self._hearsay.teller(notes.DIVERGED, note, peer, source, self._of_a_peer)
+        if teller is None or not self._from_a_neighbor.spend(source, self._now()):
             return
         claim = self._claims[peer] = Claim(round_, reason, teller)
         log.warning("%s; %s", self._sentence(peer, claim), self._advice.format(name=self._name(peer)))

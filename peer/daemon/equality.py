@@ -52,13 +52,14 @@ class Equality:
         requests: ChangeRequests,
         releases: Releases,
     ) -> None:
-        self._roster, self._statements, self._first = local.roster, local.statements, local.setup.first_members
+        self._roster, self._first = local.roster, local.setup.first_members
         self._runtime, self._neighbors, self._durable = runtime, neighbors, durable
         self._requests, self._releases = requests, releases
         self._participant, self._me = durable.participant, durable.participant.peer
         self._comparison = Comparison(self._me, durable.told, local.statements)
         self._passes_on = self._participant.algorithm.spec.graph is not GraphNeed.COMPLETE
         """Whether some members have no link to each other."""
+        self._hearsay = notes.Hearsay(self._me, self._roster, local.statements, neighbors.is_up, runtime.now)
         self._news = Allowances(**_NEWS)
         self._own: bytes | None = None
         self._told_segment = -1
@@ -83,19 +84,7 @@ class Equality:
         # Before the signature is looked at: several may bring the same.
         if told.peer not in self._members() or not self._comparison.is_news(told):
             return
-        teller = notes.teller(
-            self._statements,
-            TOLD,
-            note,
-            told.peer,
-            source,
-            own=self._me,
-            peers=self._roster,
-            is_up=self._neighbors.is_up,
-            may_look=lambda: self._news.spend(told.peer, self._runtime.now()),
-            give_back=lambda: self._news.give_back(told.peer),
-        )
-        if teller is not None:
+        if self._hearsay.teller(TOLD, note, told.peer, source, self._news) is not None:
             self._comparison.take(told)
             if self._passes_on:
                 self._tell(note, {source, told.peer})

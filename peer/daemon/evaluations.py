@@ -110,10 +110,11 @@ class Evaluations:
         """(peer, split) → the note that said so, or says so, signed where the run has certificates."""
         self._statements: Statements = statements or Unsigned()
         self._peer, self._options, self._rounds = peer, options, rounds
-        self._peers, self._is_former, self._samples, self._is_up = peers, is_former, samples, is_up
+        self._peers, self._is_former, self._samples = peers, is_former, samples
         self.criteria = tuple(criteria)
         self._metrics = [criterion.name for criterion in criteria if criterion != ACCURACY]
         self._broadcast, self._on_news, self._now = broadcast, on_news, now
+        self._hearsay = notes.Hearsay(peer, peers, self._statements, is_up, now)
         self._news = Allowances(**_NEWS)
         self._complained_of: set[int] = set()
 
@@ -144,30 +145,19 @@ class Evaluations:
         record = notes.decode_evaluation(note, self._rounds, self._metrics)
         if record.peer == self._peer or not self._is_news(record, source, note):
             return  # Before the signature is looked at: every neighbour brings the same.
-        teller = notes.teller(
-            self._statements,
-            notes.EVALUATION,
-            note,
-            record.peer,
-            source,
-            own=self._peer,
-            peers=self._peers,
-            is_up=self._is_up,
-            may_look=lambda: self._may_pass_on(record),
-            give_back=lambda: self._news.give_back((record.peer, record.split)),
+        about, is_awaited = (record.peer, record.split), self._is_awaited(record)
+        teller = self._hearsay.teller(
+            notes.EVALUATION, note, record.peer, source, self._news, about=about, is_awaited=is_awaited
         )
         if teller is not None and not self._samples.fit(record):
             self._complain(record, source)
         elif teller is not None:
             self._learn(record, teller, note, besides=source)
 
-    def _may_pass_on(self, record: EvaluationRecord) -> bool:
-        """Return whether an evaluation is to be looked at and passed on; then that is paid for. The first one after the
-        last round always is: peers wait for it."""
-        key = record.peer, record.split
-        known = self.newest.get(key)
-        is_paid = self._news.spend(key, self._now())
-        return is_paid or (record.round == self._rounds and (known is None or known.round < self._rounds))
+    def _is_awaited(self, record: EvaluationRecord) -> bool:
+        """Return whether peers wait for an evaluation: the first one after the last round."""
+        known = self.newest.get((record.peer, record.split))
+        return record.round == self._rounds and (known is None or known.round < self._rounds)
 
     def _is_news(self, record: EvaluationRecord, source: int, note: bytes) -> bool:
         key = record.peer, record.split
@@ -188,7 +178,8 @@ class Evaluations:
         """Take note of what `source` says in a `note`; None stands for what was measured here, which nobody has said
         yet. It is passed on to all but `besides`."""
         key = record.peer, record.split
-        may_pass_on = source is not None or self._may_pass_on(record)
+        is_awaited = self._is_awaited(record)
+        may_pass_on = source is not None or self._news.spend(key, self._now()) or is_awaited
         self.newest[key] = record
         # What is not sent needs no signature.
         self._notes.pop(key, None)

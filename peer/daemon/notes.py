@@ -7,7 +7,7 @@ passes a note on, so that the neighbour which sent it is to blame.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from peer.errors import RemoteProtocolError, SecurityError
 from peer.foreign_text import printable
 from peer.node.statements import Statements, unsealed
 from peer.proto.sottovoce.v1 import note_pb2 as pb
+from peer.rate_limits import Allowances
 from peer.state.metrics import EvaluationRecord
 
 EVALUATION = "evaluation"
@@ -72,54 +73,72 @@ class ClassVote:
     """0 where every device counts alike."""
 
 
-def teller(
-    statements: Statements,
-    topic: str,
-    note: bytes,
-    subject: int,
-    source: int,
-    *,
-    own: int,
-    peers: Container[int],
-    is_up: Callable[[int], bool],
-    may_look: Callable[[], bool],
-    give_back: Callable[[], None],
-) -> int | None:
-    """Return whose word it is what a note of neighbour `source` says of `subject`: the subject's own where a proof says
-    so, or else the neighbour's. None where peer `own` does not listen to it.
+@dataclass(frozen=True)
+class Hearsay:
+    """Decides whose word a note is that a neighbour passes on."""
 
-    Of itself a peer knows more than anybody, and of a peer that is not among `peers`, such as a newcomer that was not
-    announced yet, nothing. Where nobody signs, a peer to which there is a link speaks for itself. A proof is looked at
-    only if `may_look()`: it takes a tenth of a millisecond, and its subject can sign more than anybody wants to know.
-    `give_back()` undoes that for a note that its subject is not to blame for. Raises RemoteProtocolError for a proof
-    that is not the subject's: whoever passes it on has seen that, too.
-    """
-    if subject == own or subject not in peers or not may_look():
-        return None
-    try:
-        is_proven = _proven(statements, topic, subject, note)
-    except RemoteProtocolError:
-        give_back()
-        raise
-    if is_proven:
-        return subject
-    if source == subject or (is_proven is False and not is_up(subject)):
-        return source
-    give_back()
-    return None
+    own: int
+    """This peer, which listens to nobody about itself."""
+    peers: Container[int]
+    """Of whom something may be said."""
+    statements: Statements
+    is_up: Callable[[int], bool]
+    """Whether there is a link to a peer."""
+    now: Callable[[], float]
 
+    def teller(
+        self,
+        topic: str,
+        note: bytes,
+        subject: int,
+        source: int,
+        news: Allowances,
+        *,
+        about: Hashable = None,
+        is_awaited: bool = False,
+    ) -> int | None:
+        """Return whose word it is what a note of neighbour `source` says of `subject`: the subject's own where a proof
+        says so, or else the neighbour's. None where this peer does not listen to it.
 
-def _proven(statements: Statements, topic: str, subject: int, note: bytes) -> bool | None:
-    """Return whether a note proves that its subject said it; None where a note without a proof is believed of its
-    subject alone. Raises RemoteProtocolError for a proof that is not the subject's."""
-    proof: object = note
-    try:
-        _, proof = unsealed(note)
-        return statements.check(topic, subject, note)
-    except SecurityError as error:
-        if proof is None:
+        Of itself a peer knows more than anybody, and of a peer that is not among `peers`, such as a newcomer that was
+        not announced yet, nothing. Where nobody signs, a peer to which there is a link speaks for itself. A proof is
+        looked at only if the subject has a unit of `news` left: it takes a tenth of a millisecond, and its subject can
+        sign more than anybody wants to know. A note that its subject is not to blame for costs it nothing. `about`:
+        what of the subject has units of its own; by default there is nothing but the subject. `is_awaited`: it is
+        looked at without a unit, too. Raises RemoteProtocolError for a proof that is not the subject's: whoever passes
+        it on has seen that, too.
+        """
+        if subject == self.own or subject not in self.peers:
             return None
-        raise RemoteProtocolError(f"told of peer {subject} in its name: {error}") from None
+        key = subject if about is None else about
+        is_paid = news.spend(key, self.now())
+        if not is_paid and not is_awaited:
+            return None
+        try:
+            is_proven = self._proven(topic, subject, note)
+        except RemoteProtocolError:
+            if is_paid:
+                news.give_back(key)
+            raise
+        if is_proven:
+            return subject
+        if source == subject or (is_proven is False and not self.is_up(subject)):
+            return source
+        if is_paid:
+            news.give_back(key)
+        return None
+
+    def _proven(self, topic: str, subject: int, note: bytes) -> bool | None:
+        """Return whether a note proves that its subject said it; None where a note without a proof is believed of its
+        subject alone. Raises RemoteProtocolError for a proof that is not the subject's."""
+        proof: object = note
+        try:
+            _, proof = unsealed(note)
+            return self.statements.check(topic, subject, note)
+        except SecurityError as error:
+            if proof is None:
+                return None
+            raise RemoteProtocolError(f"told of peer {subject} in its name: {error}") from None
 
 
 def encode_evaluation(record: EvaluationRecord) -> bytes:

@@ -59,12 +59,13 @@ class Releases:
     ) -> None:
         """`software`: what this peer runs. `peers`: of whom something may be said. `statements` signs what this peer
         says, and knows what others have signed. `now()` and `wall_clock()` in seconds, the latter since 1970."""
-        self._peer, self._software, self._peers = peer, software, peers
+        self._peer, self._software = peer, software
         self._neighbors, self._statements = neighbors, statements
         self._now, self._wall_clock = now, wall_clock
         self._known: dict[int, _Known] = {}
         self._notes: dict[int, bytes] = {}
         self._said_ms: dict[int, int] = {}
+        self._hearsay = notes.Hearsay(peer, peers, statements, neighbors.is_up, now)
         self._news = Allowances(**_NEWS)
         self._members: Callable[[], Collection[int]] = tuple
         self._needed: Callable[[], int] = lambda: OLDEST
@@ -125,19 +126,7 @@ class Releases:
         told = notes.decode_release(note)
         if told.peer == self._peer or not self._is_newer(told, note):
             return  # Before the signature is looked at: every neighbour brings the same.
-        teller = notes.teller(
-            self._statements,
-            notes.RELEASE,
-            note,
-            told.peer,
-            source,
-            own=self._peer,
-            peers=self._peers,
-            is_up=self._neighbors.is_up,
-            may_look=lambda: self._news.spend(told.peer, self._now()),
-            give_back=lambda: self._news.give_back(told.peer),
-        )
-        if teller is not None:
+        if self._hearsay.teller(notes.RELEASE, note, told.peer, source, self._news) is not None:
             self._known[told.peer] = _Known(told.protocol, told.software, self._now())
             self._notes[told.peer], self._said_ms[told.peer] = note, told.said_ms
             self._once_usable = max(self._once_usable, self.usable)
