@@ -27,6 +27,10 @@ import errno
 
 from peer.foreign_text import printable
 
+INTERRUPTED = 130
+"""The exit code of what a signal ended before it was done: who starts a peer can tell that from one that is done, or
+that its operator stopped."""
+
 _REMEDIES = {
     errno.ENOSPC: "make room on that disk",
     errno.EDQUOT: "make room, or have the quota of this user raised",

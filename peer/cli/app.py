@@ -21,10 +21,9 @@ from typing import Any, NoReturn
 
 import click
 
-from peer.errors import LocalProtocolError, SottoError, StateError, remedy
+from peer.errors import INTERRUPTED, LocalProtocolError, SottoError, StateError, remedy
 from peer.foreign_text import printable
 
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 """What a shell reports for a process that died of SIGPIPE."""
 

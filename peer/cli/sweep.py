@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from peer.cli.app import INTERRUPTED, SottoCommand, SottoGroup, StopOnSignal, print_json
+from peer.cli.app import SottoCommand, SottoGroup, StopOnSignal, print_json
 from peer.cli.options import computing_options, json_option, out_option, shard_option
-from peer.errors import SottoError, StateError
+from peer.errors import INTERRUPTED, SottoError, StateError
 
 if TYPE_CHECKING:
     from peer.executors import Kind

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from peer.cli.app import INTERRUPTED, is_interactive, print_json
-from peer.errors import ConfigError, DivergenceError, SottoError
+from peer.cli.app import is_interactive, print_json
+from peer.errors import INTERRUPTED, ConfigError, DivergenceError, SottoError
 from peer.own_files import open_own, write_whole
 
 if TYPE_CHECKING:

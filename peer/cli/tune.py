@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer.cli.app import INTERRUPTED, SottoCommand, StopOnSignal, print_json
+from peer.cli.app import SottoCommand, StopOnSignal, print_json
 from peer.cli.options import computing_options, job_options, json_option, load_job, peers_option
 from peer.criterion import ACCURACY, Criterion
-from peer.errors import ConfigError
+from peer.errors import INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from peer.cli.app import INTERRUPTED, SottoCommand, StopOnSignal, debug_wanted
+from peer.cli.app import SottoCommand, StopOnSignal, debug_wanted
 from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option
 from peer.cli.training_run import (
     RUNS_DIR,
@@ -29,7 +29,7 @@ from peer.cli.training_run import (
     warn,
     with_live_page,
 )
-from peer.errors import ConfigError
+from peer.errors import INTERRUPTED, ConfigError
 from peer.startup import quick_imports
 
 

@@ -38,10 +38,10 @@ from peer.daemon.divergence import Finding
 from peer.daemon.exporter import Exporter
 from peer.daemon.first_peer_list import settle
 from peer.daemon.progress_log import ProgressLog
-from peer.daemon.runtime import has_parent
+from peer.daemon.runtime import has_parent, in_event_loop
 from peer.daemon.saving import sync_now_and_then
 from peer.daemon.service_manager import notify
-from peer.errors import DataError, DivergenceError, SottoError, StateError, TaskError
+from peer.errors import INTERRUPTED, DataError, DivergenceError, SottoError, StateError, TaskError
 from peer.node.divergence_guard import reason_to_stop
 from peer.round_record import RoundRecord
 from peer.run_plan import refuse_errors, validate_config
@@ -54,7 +54,8 @@ _LOOK_AGAIN_S = 5.0
 
 
 def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) -> int:
-    """Run one peer in the foreground until its last round or a signal; return the exit code.
+    """Run one peer in the foreground until its last round, a stop or a signal; return the exit code. It is 0 except
+    after a signal, so that whoever starts peers can tell one that is to be started again from one that is done.
 
     `base` is the folder that relative paths of the configuration start from; `reread` reads it again, for a peer that
     is told that its file has changed. What passes by itself, such as an address or a disk that is not there yet after a
@@ -68,10 +69,10 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
             while True:
                 try:
                     with contextlib.closing(open_peer(config, base, reread)) as daemon:
-                        return asyncio.run(daemon.main())
+                        return in_event_loop(daemon.main())
                 except rejoining.LOST as error:
-                    if not asyncio.run(rejoining.prepare(error, config, base)):
-                        return 0
+                    if not in_event_loop(rejoining.prepare(error, config, base)):
+                        return INTERRUPTED
                 except SottoError as error:
                     if has_parent() or not (error.may_pass or _data_is_away(error, config, base)):
                         raise
@@ -188,7 +189,7 @@ class Daemon:
                 log.error("%s", error)
         if self._divergence.finding is not None:
             raise DivergenceError(f"{self.local.name}: {self._divergence.finding.reason}")
-        return 0
+        return INTERRUPTED if self.runtime.is_interrupted else 0
 
     def let_go_in_fork(self) -> None:
         """Give up, in a process that was forked from this one, what only one process may have: the lock on the state

@@ -11,11 +11,13 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar, TypeVarTuple
 
 from peer.config import PeerOptions
+from peer.errors import INTERRUPTED
 
 log = logging.getLogger("sotto")
 
@@ -47,6 +49,8 @@ class Runtime:
         self._stop_asked_at: float | None = None
         self.stop_reason: str | None = None
         """Why this peer ends; None while it does not."""
+        self.is_interrupted = False
+        """Whether a signal, or the end of the process that started it, is why this peer ends."""
         self.stops_at_once = False
         """Whether the round under way is not worth waiting for."""
         self.reload_asked = asyncio.Event()
@@ -123,7 +127,8 @@ class Runtime:
         if self.stops:
             log.warning("second signal: stopping at once")
             # A worker thread in a long local step cannot be interrupted in any gentler way.
-            os._exit(128 + number)
+            os._exit(INTERRUPTED)
+        self.is_interrupted = True
         self.request_stop(f"stopped by {signal.Signals(number).name}")
 
     async def watch_parent(self) -> None:
@@ -131,6 +136,7 @@ class Runtime:
         while has_parent():
             await asyncio.sleep(1.0)
             if os.getppid() != int(os.environ[_PARENT]):
+                self.is_interrupted = not self.stops
                 self.request_stop("the process that started this peer is gone")
                 return
 
@@ -138,6 +144,17 @@ class Runtime:
         """End the threads, after what they are doing: nothing may write to a file that is about to be closed."""
         self._syncer.shutdown(wait=True, cancel_futures=True)
         self._worker.shutdown(wait=True, cancel_futures=True)
+
+
+def in_event_loop(main: Coroutine[object, object, T]) -> T:
+    """Return what a coroutine returns in an event loop of its own. After it, SIGTERM interrupts this process as SIGINT
+    does. An event loop leaves the signal without a handler, and the first process of a container would not notice it.
+    """
+    try:
+        return asyncio.run(main)
+    finally:
+        with suppress(ValueError):  # Not the main thread: then somebody else handles signals.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pace(options: PeerOptions, started: float, share: float = 1.0) -> None:

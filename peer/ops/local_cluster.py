@@ -24,7 +24,16 @@ import numpy as np
 from peer.compress.payload import FloatArray
 from peer.config import Config, load
 from peer.config_writer import write_resolved
-from peer.errors import DataError, DivergenceError, PeerUnreachable, RemoteError, SecurityError, SottoError, StateError
+from peer.errors import (
+    INTERRUPTED,
+    DataError,
+    DivergenceError,
+    PeerUnreachable,
+    RemoteError,
+    SecurityError,
+    SottoError,
+    StateError,
+)
 from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
@@ -222,11 +231,12 @@ class Cluster:
                     coming = [control.call(config, file.parent, None, "leave")]
                 self._leaves_at[number] = coming[0]["from"]
 
-    def failed(self) -> tuple[int, int] | None:
-        """Return (peer, exit code) of the first process that ended with an error."""
+    def failed(self, *, stops: bool = False) -> tuple[int, int] | None:
+        """Return (peer, exit code) of the first process that ended with an error; where the run `stops`, a signal is
+        none."""
         for index, process in enumerate(self.processes):
             code = process.poll()
-            if code:
+            if code and not (stops and code == INTERRUPTED):
                 return index, code
         return None
 
@@ -250,9 +260,10 @@ class Cluster:
             return (self.peer_files[index].parent / "log.txt").read_text(encoding="utf-8", errors="replace")
         return ""
 
-    def failure(self) -> SottoError | None:
-        """Return what to tell of the first process that ended with an error, of the kind that its exit code names."""
-        failed = self.failed()
+    def failure(self, *, stops: bool = False) -> SottoError | None:
+        """Return what to tell of the first process that ended with an error, of the kind that its exit code names;
+        `stops` is as for `failed`."""
+        failed = self.failed(stops=stops)
         if self._fork_server is not None and (lost := self._fork_server.failure()) is not None:
             return lost
         if failed is None:
@@ -496,7 +507,8 @@ def up(
             show("starting peers" if [peer.round for peer in peers] == begin else "training", peers)
             # Not `stop.wait`: a signal handler that sets `stop` while this thread is inside would wait for ever.
             time.sleep(_POLL_S)
-        failure = failure or cluster.failure()
+        # A signal may reach the peers before this process, as where a service manager sends it to all.
+        failure = failure or cluster.failure(stops=stop.is_set())
         if failure is not None:
             ended = f"{'diverged' if isinstance(failure, DivergenceError) else 'failed'}: {failure}"
     finally:
@@ -505,7 +517,9 @@ def up(
         failure = DivergenceError(f"{failure}; all peers are put back to round {cluster.put_back()}")
         ended = f"diverged: {failure}"
     try:
-        show("collecting results", cluster.poll())
+        show("collecting results", peers := cluster.poll())
+        if ended == "completed" and all(peer.round < config.run.rounds for peer in peers):
+            ended = "stopped"  # By `sotto stop`, with which peers end well too.
         if ended == "completed":
             cluster.evaluate(config.run.rounds, cluster.final_states())
             averaged = average(cluster.final_states())

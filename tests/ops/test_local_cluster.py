@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 
 from peer.config import load
 from peer.gossip.membership import Change, ChangeKind, Membership
+from peer.net.services import OWN_SOCKET
+from peer.ops import control
 from peer.ops.local_cluster import Cluster
 from peer.simulate.run import run
 from peer.state.checkpoints import Checkpoint, StateFolder, find_checkpoints, load_checkpoint
@@ -108,6 +110,26 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
     assert "Traceback" not in err
     assert f"resume with: sotto up --resume digits --runs-dir {tmp_path}" in err
     wait_until(lambda: not peers_below(tmp_path), timeout_s=5.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["by its operator", "with all peers", "without its own process"])
+def test_a_run_whose_peers_were_stopped_is_no_completed_one(tmp_path: Path, how: str) -> None:
+    process = sotto_up(tmp_path, "--peers", "2", "--name", "a", "--set", "run.rounds=100000", "--no-baseline")
+    files = [tmp_path / "a" / "peers" / f"peer-{peer}" / "peer.toml" for peer in range(2)]
+    wait_until(lambda: sum(file.with_name("state").joinpath(OWN_SOCKET).exists() for file in files) == 2)
+    for file in files:
+        if how == "by its operator":
+            assert control.call(load(file, environment={}), file.parent, None, "stop")["stopping"]
+    for pid in () if how == "by its operator" else peers_below(tmp_path):
+        os.kill(pid, signal.SIGTERM)
+    if how == "with all peers":
+        os.kill(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == {"by its operator": 0, "with all peers": 130}.get(how, 1), err
+    ended = json.loads((tmp_path / "a" / "summary.json").read_text())["ended"]
+    assert ended.startswith("failed: peer-" if how == "without its own process" else "stopped"), ended
+    assert not (tmp_path / "a" / "model.safetensors").exists()
 
 
 @pytest.mark.slow
