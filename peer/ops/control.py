@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ TIMEOUT_S = 5.0
 _MOST_UNSIGNED = 64
 _AT_ONCE = 64
 """Calls under way at the same time."""
+_HEARD_S = 20.0
+"""By then, most members have heard of a loss, over links that are busy with a round."""
 
 _OPERATOR = {"ca": "ca.pem", "certificate": "operator.pem", "key": "operator.key"}
 
@@ -77,6 +81,13 @@ class Asked:
 def call_all(
     asked: Sequence[Asked], verb: str, arguments: dict[str, Any] | None = None
 ) -> list[dict[str, Any] | SottoError]:
+    """Do what `ask_all` does, without a running event loop."""
+    return asyncio.run(ask_all(asked, verb, arguments))
+
+
+async def ask_all(
+    asked: Sequence[Asked], verb: str, arguments: dict[str, Any] | None = None
+) -> list[dict[str, Any] | SottoError]:
     """Return what each of several peers answers, or why it does not. They are asked at once: one that is silent, or
     answers nonsense, keeps nobody from being asked."""
     limit = asyncio.Semaphore(_AT_ONCE)
@@ -88,33 +99,66 @@ def call_all(
             except SottoError as error:
                 return error
 
-    async def answers() -> list[dict[str, Any] | SottoError]:
-        return await asyncio.gather(*map(answer, asked))
-
-    return asyncio.run(answers())
+    return await asyncio.gather(*map(answer, asked))
 
 
 async def remove(config: Config, base: Path, name: str) -> dict[str, Any]:
-    """Have a peer that can announce that another one is lost, by the operator's order; return its answer. Raises
-    SottoError with the reason of one that refused, or that no peer can be reached; SecurityError where the operator's
-    certificate is not at hand."""
+    """Have a peer announce that another one is lost, by the operator's order; return its answer once the others have
+    heard of it, since it may not have done so. Raises SottoError with the reason of one that refused, or that no peer
+    can be reached; SecurityError where the operator's certificate is not at hand."""
     operator = _operator(config, base)
-    refusals: list[SottoError] = []
-    # Only those who hear the peer can tell in which round it was lost.
     own = config.peer.index
-    asked: list[int | PeerAddress] = [own]
-    asked += [index for index, peer in enumerate(config.peers) if index != own and peer.name != name]
-    with contextlib.suppress(SottoError):
-        asked += newcomers(config, base, await ask(config, base, own, "status")).values()
-    for peer in asked:
+    listed = [own, *(index for index, peer in enumerate(config.peers) if index != own and peer.name != name)]
+    members = [Asked(config, base, peer) for peer in listed]
+    statuses = await ask_all(members, "status")
+    more = {number: entry for each in _answered(statuses) for number, entry in newcomers(config, base, each).items()}
+    joined = [Asked(config, base, entry) for entry in more.values() if entry.name != name]
+    members, statuses = members + joined, statuses + await ask_all(joined, "status")
+    refusals = [each for each in statuses if isinstance(each, SottoError)]
+    said = Counter(_said_of(name, each).get("incarnation", 0) for each in _answered(statuses))
+    order = loss_order(name, config.run.name, operator, *(number for number, _ in said.most_common(1)))
+    # Only those who hear the peer can tell in which round it was lost.
+    for member, status in zip(members, statuses, strict=True):
+        if isinstance(status, SottoError):
+            continue
         try:
-            known = (await ask(config, base, peer, "status")).get("peers", {}).get(name, {})
-            order = loss_order(name, config.run.name, operator, known.get("incarnation", 0))
-            return await ask(config, base, peer, "remove", {"name": name, "order": order.hex()})
+            answer = await ask(config, base, member.peer, "remove", {"name": name, "order": order.hex()})
         except SottoError as error:
             refusals.append(error)
+            continue
+        if await _have_heard([each for each in members if each is not member], name):
+            return answer
+        refusals.append(
+            RemoteError(
+                f"took the order to remove {name}, and {_HEARD_S:g} s later most of the others have not heard of it;"
+                " run the command again",
+                peer=member.peer if isinstance(member.peer, int) else None,
+            )
+        )
     # That a peer cannot be reached says less than why one that can be has refused.
     raise min(refusals, key=lambda error: isinstance(error, PeerUnreachable))
+
+
+async def _have_heard(members: Sequence[Asked], name: str) -> bool:
+    """Wait until at least half of the members that answer say that a peer is lost; return whether they do in time."""
+    deadline = time.monotonic() + _HEARD_S
+    while True:
+        answers = _answered(await ask_all(members, "status"))
+        if 2 * sum(_said_of(name, each).get("state") == "lost" for each in answers) >= len(answers):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.3)
+
+
+def _answered(answers: Iterable[dict[str, Any] | SottoError]) -> list[dict[str, Any]]:
+    return [each for each in answers if not isinstance(each, SottoError)]
+
+
+def _said_of(name: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a peer says of another one."""
+    said: Mapping[str, Any] = status.get("peers", {}).get(name, {})
+    return said
 
 
 def _operator(config: Config, base: Path) -> Credentials | None:

@@ -10,6 +10,7 @@ import pytest
 
 from peer.config import Config, PeerAddress
 from peer.errors import PeerUnreachable, RemoteError, RemoteProtocolError, SecurityError
+from peer.node.loss_votes import ordered
 from peer.ops import control
 from peer.ops.local_cluster import free_ports
 from peer.state.checkpoints import Checkpoint, StateFolder
@@ -151,12 +152,15 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, st
     calls: list[tuple[str, str]] = []
     newcomers = [newcomer(tmp_path / "kits", 2, "garage")]
 
-    async def ask(config: Config, base: Path, peer: object, verb: str, arguments: object = None) -> dict[str, object]:
-        entry = config.peers[config.peer.index if peer is None else peer] if not isinstance(peer, PeerAddress) else peer
+    async def ask(
+        config: Config, base: Path, peer: int | PeerAddress | None, verb: str, arguments: object = None
+    ) -> dict[str, object]:
+        entry = peer if isinstance(peer, PeerAddress) else config.peers[config.peer.index if peer is None else peer]
         calls.append((entry.name, verb))
         if verb == "remove" and entry.name != "garage":
             raise RemoteError("it hears nothing of that peer")
-        answer: dict[str, object] = {"round": 7, "rounds": 9, "from": 20, "newcomers": newcomers}
+        peers = {"peer-1": {"state": "lost" if ("garage", "remove") in calls else "member"}}
+        answer: dict[str, object] = {"round": 7, "rounds": 9, "from": 20, "newcomers": newcomers, "peers": peers}
         return answer | {"added": ["shed"], "removed": {"peer-1": 12}, "left_to_others": {"peer-9": "not heard"}}
 
     monkeypatch.setattr(control, "ask", ask)
@@ -173,10 +177,32 @@ def test_newcomers_are_asked_too_that_no_file_lists(verb: str, asked: list[tuple
 def test_a_newcomer_may_be_the_only_one_that_can_tell_where_a_peer_was_lost(asked: list[tuple[str, str]]) -> None:
     result = sotto("remove", "peer-1", "-c", "kits/peer-0/peer.toml")
     assert result.exit_code == 0
-    # Each is asked first which incarnation it knows, which the operator's order names.
-    tried = [(name, verb) for name in ("peer-0", "garage") for verb in ("status", "remove")]
-    assert asked == [("peer-0", "status"), *tried]
+    # All are asked first which incarnation they know, which the operator's order names, and last what they have heard.
+    order = [("peer-0", "status"), ("garage", "status"), ("peer-0", "remove"), ("garage", "remove")]
+    assert asked == [*order, ("peer-0", "status")]
     assert "excluded from round 20 on" in result.stdout
+
+
+def test_one_that_only_says_that_it_removed_a_peer_is_passed_over(
+    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """peer-0 lies: it takes the order, names another incarnation, and announces nothing."""
+    monkeypatch.setattr(control, "_HEARD_S", 0.5)
+    honest, orders = Daemons(), list[tuple[object, int]]()
+
+    async def ask(config: Config, base: Path, peer: int, verb: str, arguments: dict[str, str] | None = None) -> object:
+        if arguments is not None:
+            orders.append((peer, ordered(bytes.fromhex(arguments["order"]))[1]))
+            return {"from": 3}
+        is_lost = any(each == 1 for each, _ in orders)
+        known = {"state": "lost" if is_lost and peer else "member", "incarnation": 5 if peer == 0 else 1}
+        return await honest.ask(config, base, peer, verb) | {"peers": {"peer-3": known}}
+
+    assert sotto("init", "cluster", "four", "-n", "4").exit_code == 0
+    monkeypatch.setattr(control, "ask", ask)
+    result = sotto("remove", "peer-3", "-c", "four/peer-0/peer.toml")
+    assert result.exit_code == 0
+    assert orders == [(0, 1), (1, 1)]
 
 
 def test_a_list_that_was_read_again_is_summed_up(asked: list[tuple[str, str]]) -> None:
