@@ -218,7 +218,7 @@ class Roster:
         return Neighbor(peer, name, address=None, dial=False)
 
     def neighbor(self, peer: int) -> Neighbor:
-        """Return the address of a neighbour, and whether this peer dials it. Each pair has one connection.
+        """Return the address of a neighbour, and whether this peer dials it first. Each pair has one connection.
 
         The lower number dials, unless only one of the two can be dialled. If neither can, the lower number dials
         through the relay of the other, unless only the lower one has a relay. A peer that joins later dials those that
@@ -228,14 +228,15 @@ class Roster:
         begins, other_begins = self._begins(self.me), self._begins(peer)
         if begins != other_begins and own.advertise is not None and other.advertise is not None:
             # Otherwise the others would dial it in vain until it joins.
-            return Neighbor(index=peer, name=other.name, address=other.advertise, dial=other_begins)
+            return _neighbor(peer, other, own, dial=other_begins)
         if own.advertise is None and other.advertise is None:
             relay = self.relay_of(peer)
             dial = relay is not None and (self.me < peer or own.relay is None)
-            return Neighbor(index=peer, name=other.name, address=None, dial=dial, relay=relay if dial else None)
+            calls = None if dial or own.relay is None else f"the relay {own.relay}"
+            return Neighbor(peer, other.name, None, dial, relay, calls)
         can_be_dialled = self._listens and own.advertise is not None
         dial = other.advertise is not None and (self.me < peer or not can_be_dialled)
-        return Neighbor(index=peer, name=other.name, address=other.advertise, dial=dial)
+        return _neighbor(peer, other, own, dial=dial)
 
     def _begins(self, peer: int) -> bool:
         """Return whether the run begins with a peer."""
@@ -250,6 +251,10 @@ class Roster:
         address = None if relay is None else self._entries[relay].advertise
         # A newcomer may name a relay that has no address itself. The lists of this device were checked for that.
         return None if address is None else RelayAddress(entry.relay, address)
+
+
+def _neighbor(peer: int, other: PeerAddress, own: PeerAddress, *, dial: bool) -> Neighbor:
+    return Neighbor(peer, other.name, other.advertise, dial, calls=None if dial else own.advertise)
 
 
 def _entry(newcomer: Newcomer) -> PeerAddress:

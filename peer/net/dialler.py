@@ -55,12 +55,22 @@ class Dialler:
         self._jitter = random.Random()
 
     async def keep_up(self, neighbor: Neighbor) -> None:
-        """Keep up the link to a neighbour until the transport closes or the neighbour is removed."""
+        """Keep up the link to a neighbour until the transport closes or the neighbour is removed.
+
+        One that is to dial this peer gets as long for that as an attempt takes, each time that there is no link. Then
+        this end dials, too: the address under which the neighbour knows it may be another one by now. Of two streams
+        that cross, both ends keep the same one (`Links.give_way`).
+        """
         loop = asyncio.get_running_loop()
-        pause_s = _BACKOFF_FIRST_S
+        pause_s, waits = _BACKOFF_FIRST_S, not neighbor.dial
         while not self._is_closing() and self._links.holds(neighbor):
             if self._links.connection(neighbor.index) is not None:
                 await self._links.wait_down(neighbor.index)
+                waits = not neighbor.dial
+                continue
+            if waits:
+                waits = False
+                await asyncio.sleep(self._dial_timeout_s * self._jitter.uniform(1.0, 1.5))
                 continue
             try:
                 connection = await self._dial(neighbor)

@@ -23,9 +23,16 @@ class Neighbor:
     address: str | None
     """Where it can be dialled, "host:port"."""
     dial: bool
-    """Whether this end dials it."""
+    """Whether this end dials it, rather than wait for its call."""
     relay: RelayAddress | None = None
     """Where this end dials it, if it has no address of its own."""
+    calls: str | None = None
+    """Where it is to dial this peer; None where it is not, or nobody knows."""
+
+    @property
+    def can_be_dialled(self) -> bool:
+        """Whether this end knows where to dial it."""
+        return self.address is not None or self.relay is not None
 
     @property
     def place(self) -> str:

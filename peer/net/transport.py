@@ -234,7 +234,7 @@ class Transport:
 
     def add_neighbor(self, neighbor: Neighbor) -> None:
         """Take up a neighbour: dial it if this end does that, or let it in. Raises ConfigError for a wrong address."""
-        if neighbor.dial and neighbor.relay is None:
+        if neighbor.relay is None and (neighbor.dial or neighbor.address is not None):
             split_address(neighbor.address or "", key=f"peers.{neighbor.index}.advertise")
         self._admission.dropped.pop(neighbor.name, None)
         self._links.add(neighbor)
@@ -350,7 +350,9 @@ class Transport:
         self._server = server
 
     def _dial(self, neighbor: Neighbor) -> None:
-        if neighbor.dial:
+        if not neighbor.dial and neighbor.calls is not None and not self.is_up(neighbor.index):
+            self._links.note_problem(neighbor, f"it is to dial this peer at {neighbor.calls}, and has not so far")
+        if neighbor.dial or neighbor.can_be_dialled:
             self._tasks.spawn(self._dialler.keep_up(neighbor), f"dial {neighbor.name}")
 
     def _take_revocations(self, peer: int, pem: bytes) -> None:

@@ -387,10 +387,13 @@ def _way_back(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Fin
         else:
             advice = (
                 f"open TCP port {port} in the firewall of this device, or forward it if the device is behind NAT; or "
-                "remove its advertise address on every device, so that it only dials out"
+                "correct its advertise address on every device, or remove it there, so that this device only dials out"
             )
         sentence = f"cannot reach this peer: {reason}"
-        yield Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
+        if answer.get("link"):
+            yield Finding(name, "warning", f"{sentence}; they are connected, since this peer dials as well", advice)
+        else:
+            yield Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
     else:
         seen = answer["seen_as"]
         yield Finding(name, "ok", f"does not dial this peer; it sees connections from {seen.partition(':')[2] or seen}")

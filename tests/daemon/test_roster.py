@@ -62,7 +62,7 @@ def test_a_newcomer_is_known_by_what_its_certificate_says(kits: Kits) -> None:
     assert zero.introduce(newcomers) == []
     assert (zero.index_of("garage"), zero.name(3), zero[2].advertise) == (2, "van", "10.0.0.9:7700")
     # Whoever joins dials those that were there, and is told of by nobody's file.
-    assert zero.neighbor(2) == Neighbor(2, "garage", "10.0.0.9:7700", dial=False)
+    assert zero.neighbor(2) == Neighbor(2, "garage", "10.0.0.9:7700", dial=False, calls="10.0.0.1:7700")
     assert kits.roster(2).neighbor(0).dial
     relay = zero.relay_of(3)
     assert relay is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import logging
 import math
 import os
 import shutil
@@ -439,3 +440,27 @@ def test_a_neighbour_out_of_reach_is_given_up_and_the_cause_is_told(
     assert "round 0 needs it" in str(error)
     for fragment in says:
         assert fragment in str(error)
+
+
+# -- what a neighbour has wrong, and this peer can do without ----------------------------------------------------------
+
+
+def test_a_device_at_another_address_than_the_others_know_dials_them_itself(
+    kits: Folders, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Peer 0, which is to dial both others, knows a former address of each."""
+    mended = (kits[0] / "peer.toml").read_text()
+    for folder in kits[1:]:
+        port = str(load(folder / "peer.toml", environment={}).peer.listen).rpartition(":")[2]
+        mended = mended.replace(f'advertise = "127.0.0.1:{port}"', f'advertise = "127.0.0.1:{free_ports(1)[0]}"')
+    (kits[0] / "peer.toml").write_text(mended)
+
+    async def all_three() -> list[int]:
+        return await asyncio.gather(*(run_peer(folder, "transport.dial_timeout_s=1") for folder in kits))
+
+    with caplog.at_level(logging.INFO):
+        assert asyncio.run(all_three()) == [0, 0, 0]
+    said = [record.getMessage() for record in caplog.records]
+    address = load(kits[1] / "peer.toml", environment={}).peers[1].advertise
+    assert f"no link to peer-0 yet: it is to dial this peer at {address}, and has not so far" in said
+    assert not any("broke the protocol" in each for each in said)

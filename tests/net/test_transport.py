@@ -30,6 +30,7 @@ from peer.net.neighbor import Neighbor
 from peer.net.security.certificates import Role
 from tests.net.transport_peers import (
     NAMES,
+    QUICK,
     Mind,
     Proxy,
     authority,
@@ -352,6 +353,62 @@ def test_both_ends_may_dial_and_one_link_remains() -> None:
             await asyncio.sleep(0.5)
             assert (len(ada.events), len(ben.events)) == ups, "the two links keep replacing each other"
             assert frames_of(ada, 1) == frames_of(ben, 0) == [b"%d" % number for number in range(50)]
+
+    asyncio.run(story())
+
+
+def test_the_end_that_waits_dials_where_the_other_cannot() -> None:
+    """The address under which ada knows ben leads nowhere."""
+
+    async def story() -> None:
+        ports = [_free_port(), _free_port()]
+        ada, ben = Mind(), Mind()
+        quick = QUICK.model_copy(update={"dial_timeout_s": 1.0})
+        one = build(0, ada, [dialled(1, _free_port())], listen=f"127.0.0.1:{ports[0]}", options=quick)
+        waits = replace(dialled(0, ports[0]), dial=False, calls=f"127.0.0.1:{ports[1]}")
+        other = build(1, ben, [waits], listen=f"127.0.0.1:{ports[1]}", options=quick)
+        async with running(one, other):
+            assert other.problems[0] == f"it is to dial this peer at 127.0.0.1:{ports[1]}, and has not so far"
+            ada.send(1, b"from ada")
+            await until(lambda: ben.frames)
+            ben.send(0, b"from ben")
+            await until(lambda: ada.frames)
+            assert not one.problems
+            assert not other.problems
+
+    asyncio.run(story())
+
+
+def test_where_both_ends_dial_over_links_that_break_each_frame_comes_once_and_nobody_is_blamed() -> None:
+    """The way from ada to ben is there and gone by turns, and each change cuts both ways."""
+
+    async def story() -> None:
+        ports, nowhere = [_free_port(), _free_port()], _free_port()
+        ada, ben = Mind(), Mind()
+        quick = QUICK.model_copy(update={"dial_timeout_s": 1.0})
+        async with Proxy(ports[0]) as to_ada, Proxy(ports[1]) as to_ben:
+            one = build(0, ada, [dialled(1, to_ben.port)], listen=f"127.0.0.1:{ports[0]}", options=quick)
+            waits = replace(dialled(0, to_ada.port), dial=False)
+            other = build(1, ben, [waits], listen=f"127.0.0.1:{ports[1]}", options=quick)
+            async with running(one, other):
+                for turn in range(8):
+                    to_ben.target = (ports[1], nowhere)[turn % 2]
+                    for proxy in (to_ada, to_ben):
+                        proxy.cut()
+                    for number in range(30):
+                        ada.send(1, b"%d.%d" % (turn, number))
+                        ben.send(0, b"%d.%d" % (turn, number))
+                        await asyncio.sleep(0.005)
+                    await until(lambda turn=turn: len(ada.frames) == len(ben.frames) == 30 * (turn + 1))
+                assert to_ada.connections > 3, "ben is to dial, too"
+                assert to_ben.connections > 3
+                assert frames_of(ada, 1) == frames_of(ben, 0)
+                assert frames_of(ada, 1) == [b"%d.%d" % (turn, number) for turn in range(8) for number in range(30)]
+                assert one.offences.count(1) == other.offences.count(0) == 0
+                to_ben.target = ports[1]
+                ups = len(ada.events), len(ben.events)
+                await asyncio.sleep(1.0)
+                assert (len(ada.events), len(ben.events)) == ups, "the two links keep replacing each other"
 
     asyncio.run(story())
 
