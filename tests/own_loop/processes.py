@@ -19,6 +19,9 @@ from peer.state.disk import RealDisk
 from peer.state.journal import Stepped, read_journal
 from tests.own_loop.scripts import Outcome, as_file, as_process, outcomes
 
+_UNTIL_EXCHANGED = 7
+"""Steps that a script with `every=3` takes until its first exchange is over, also if it goes on meanwhile."""
+
 _context = multiprocessing.get_context("forkserver")
 # The first optimizer of a process imports the compiler of torch, which takes as long as all else.
 _context.set_forkserver_preload(["tests.own_loop.scripts", "torch._dynamo"])
@@ -52,11 +55,15 @@ def finish(files: Sequence[Path], processes: Sequence[ForkServerProcess], timeou
 def kill_now_and_then(
     script: str, files: Sequence[Path], processes: list[ForkServerProcess], *, kills: int, seed: int, **options: Any
 ) -> None:
-    """Kill a process with SIGKILL at random, `kills` times, each in the midst of its training, and start it again."""
+    """Kill a process with SIGKILL at random, `kills` times, each in the midst of its training, and start it again. By
+    then it has exchanged, however slow this machine is."""
     numbers = random.Random(seed)
     for kill in range(kills):
         index, starts = kill % len(files), kill // len(files) + 1
         while len(starts_of(files[index])) < starts:
+            assert processes[index].is_alive(), (files[index].parent / "log.txt").read_text()
+            time.sleep(0.05)
+        while _steps_since_the_start(files[index]) < _UNTIL_EXCHANGED:
             assert processes[index].is_alive(), (files[index].parent / "log.txt").read_text()
             time.sleep(0.05)
         time.sleep(numbers.uniform(0.1, 0.6))
@@ -64,6 +71,10 @@ def kill_now_and_then(
         processes[index].kill()
         processes[index].join()
         processes[index] = start(script, files[index], **options)
+
+
+def _steps_since_the_start(file: Path) -> int:
+    return (file.parent / "log.txt").read_text().rpartition("begins at step")[2].count("has done step")
 
 
 def starts_of(file: Path) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import sottovoce
 import torch
+from sottovoce.eight_bit import convert
 from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -54,10 +55,11 @@ class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         return self.points[index], int(self.labels[index])
 
 
-def make_model() -> nn.Module:
+def make_model(*, in_8_bits: bool = False) -> nn.Module:
     """Return a model with buffers and with random numbers of its own."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, CLASSES))
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, CLASSES))
+    return convert(model) if in_8_bits else model
 
 
 def vector_of(model: nn.Module) -> torch.Tensor:
@@ -86,11 +88,12 @@ def adamw(
     *,
     every: int = 3,
     after_step: Callable[[sottovoce.Peer], object] = lambda peer: None,
+    in_8_bits: bool = False,
     **options: Any,
 ) -> Outcome:
     """Train with AdamW, clipping, a scheduler, and a loader that knows its position."""
     torch.set_num_threads(1)
-    model = make_model()
+    model = make_model(in_8_bits=in_8_bits)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=500)
     loader = StatefulDataLoader(Samples(where.index), batch_size=8, shuffle=True)
@@ -111,7 +114,12 @@ def adamw(
 
 def adamw_slowly(where: sottovoce.Place, **options: Any) -> Outcome:
     """Do the same with pauses, to be killed in."""
-    return adamw(where, after_step=lambda peer: time.sleep(0.01), **options)
+    return adamw(where, after_step=lambda peer: _pause(peer, 0.01), **options)
+
+
+def _pause(peer: sottovoce.Peer, seconds: float) -> None:
+    print(f"has done step {peer.steps}", flush=True)
+    time.sleep(seconds)
 
 
 def descend(model: nn.Module, optimizer: torch.optim.Optimizer, samples: Samples, steps: int) -> torch.Tensor:
@@ -136,7 +144,7 @@ def adamw_by_index(where: sottovoce.Place, *, every: int = 3, pause_s: float = 0
         while not peer.done:
             loss = descend(model, optimizer, samples, peer.steps)
             peer.step(loss)
-            time.sleep(pause_s)
+            _pause(peer, pause_s)
     return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped)
 
 

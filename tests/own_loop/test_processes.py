@@ -6,6 +6,7 @@ import os
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sottovoce
@@ -31,7 +32,7 @@ SEED = int(os.environ.get("SOTTO_TEST_SEED", "1"))
     ],
 )
 def test_processes_and_the_simulation_agree_bit_for_bit(
-    tmp_path: Path, settings: tuple[str, ...], options: dict[str, float]
+    tmp_path: Path, settings: tuple[str, ...], options: dict[str, Any]
 ) -> None:
     files = write_kits(tmp_path, 3, "run.rounds=12", *settings)
     real = finish(files, [start("adamw", file, **options) for file in files])
@@ -41,14 +42,15 @@ def test_processes_and_the_simulation_agree_bit_for_bit(
     assert len({outcome.digest for outcome in real}) == 3
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_killed_scripts_go_on_with_the_same_bits(tmp_path: Path, overlap: bool) -> None:
+@pytest.mark.parametrize("option", [None, "overlap", "in_8_bits"])
+def test_killed_scripts_go_on_with_the_same_bits(tmp_path: Path, option: str | None) -> None:
+    options: dict[str, Any] = {option: True} if option else {}
     files = write_kits(tmp_path, 2, "run.rounds=150", "algorithm.name=quant-sgp", "state.checkpoint_every_rounds=7")
-    processes = [start("adamw_slowly", file, overlap=overlap) for file in files]
-    kill_now_and_then("adamw_slowly", files, processes, kills=4, seed=SEED, overlap=overlap)
+    processes = [start("adamw_slowly", file, **options) for file in files]
+    kill_now_and_then("adamw_slowly", files, processes, kills=4, seed=SEED, **options)
     real = finish(files, processes)
     assert all(len(starts) == 3 and starts[-1] > 0 for starts in map(starts_of, files))
-    simulated = sottovoce.simulate(partial(scripts.adamw, overlap=overlap), files[0])
+    simulated = sottovoce.simulate(partial(scripts.adamw, **options), files[0])
     assert real == list(simulated.results)
 
 

@@ -25,11 +25,23 @@ class RectifiedConv(Layer):
         self, inputs: int, outputs: int, *, kernel: int, stride: int, groups: int, activate: bool = True
     ) -> None:
         super().__init__()
-        plain = image_layers.RectifiedConv(inputs, outputs, kernel=kernel, stride=stride, groups=groups)
-        assert plain.bias is not None
-        self.weight, self.bias = plain.weight, plain.bias
+        self._compute(
+            image_layers.RectifiedConv(inputs, outputs, kernel=kernel, stride=stride, groups=groups), activate
+        )
+
+    @classmethod
+    def of(cls, conv: nn.Conv2d, *, activate: bool) -> RectifiedConv:
+        """Return the layer with the parameters of a convolution that has a bias and keeps the size at stride 1."""
+        layer = cls.__new__(cls)
+        Layer.__init__(layer)
+        layer._compute(conv, activate)
+        return layer
+
+    def _compute(self, conv: nn.Conv2d, activate: bool) -> None:
+        assert conv.bias is not None
+        self.weight, self.bias = conv.weight, conv.bias
         self.output = RunningRange()
-        self._product = _Product(inputs, Window(kernel, stride, groups))
+        self._product = _Product.of(conv)
         self._relu = activate
 
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
@@ -82,12 +94,25 @@ class ConvUnit(Layer):
     ) -> None:
         super().__init__()
         plain = image_layers.ConvUnit(inputs, outputs, kernel=kernel, stride=stride, groups=groups, norm=norm)
-        self.conv, self.norm = plain.conv, plain.norm
-        self.before_norm = ChannelRanges(outputs)
+        self._compute(plain.conv, plain.norm, activate and not activates(norm))
+
+    @classmethod
+    def of(cls, conv: nn.Conv2d, norm: nn.Module, *, activate: bool) -> ConvUnit:
+        """Return the layer with the parameters and running statistics of a convolution without bias that keeps the size
+        at stride 1, and of the norm behind it, and a ReLU if it is to `activate`. Raises TypeError for a norm that has
+        no counterpart."""
+        layer = cls.__new__(cls)
+        Layer.__init__(layer)
+        layer._compute(conv, norm, activate)
+        return layer
+
+    def _compute(self, conv: nn.Conv2d, norm: nn.Module, activate: bool) -> None:
+        self.conv, self.norm = conv, norm
+        self.before_norm = ChannelRanges(conv.out_channels)
         self.output = RunningRange()
-        self._product = _Product(inputs, Window(kernel, stride, groups))
-        self._norm = norm_in_8_bits(self.norm)
-        self._relu = activate and not activates(norm)
+        self._product = _Product.of(conv)
+        self._norm = norm_in_8_bits(norm)
+        self._relu = activate
 
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
         return self.forward_with(x, tape, None)[0]
@@ -163,6 +188,11 @@ class _Product:
         self.window = window
         self.can_add = window.covers and inputs % 4 == 0
         self._inputs = inputs
+
+    @classmethod
+    def of(cls, conv: nn.Conv2d) -> _Product:
+        """Return that of a square convolution that keeps the size at stride 1."""
+        return cls(conv.in_channels, Window(conv.kernel_size[0], conv.stride[0], conv.groups))
 
     def backward(
         self,

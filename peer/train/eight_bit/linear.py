@@ -26,9 +26,19 @@ class Linear(Layer):
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__()
-        plain = nn.Linear(inputs, outputs, bias=bias)
-        self.weight = plain.weight
-        self.register_parameter("bias", plain.bias)
+        self._compute(nn.Linear(inputs, outputs, bias=bias))
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Linear:
+        """Return the layer with the parameters of a linear layer."""
+        layer = cls.__new__(cls)
+        Layer.__init__(layer)
+        layer._compute(linear)
+        return layer
+
+    def _compute(self, linear: nn.Linear) -> None:
+        self.weight = linear.weight
+        self.register_parameter("bias", linear.bias)
         self.output = RunningRange()
 
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:

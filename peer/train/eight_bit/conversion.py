@@ -1,0 +1,219 @@
+"""Ordinary modules, converted: what has a counterpart computes in 8 bits from then on, and the rest in float32."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from peer.errors import UsageError
+from peer.train.eight_bit.boundary import Network
+from peer.train.eight_bit.conv import ConvUnit, RectifiedConv
+from peer.train.eight_bit.layer import Flatten, Layer, ReLU
+from peer.train.eight_bit.linear import Linear
+from peer.train.eight_bit.pooling import AveragePool, MaxPool
+
+log = logging.getLogger("sotto")
+
+_MOST_NAMED = 8
+
+
+def convert(model: nn.Module, *, leave: Sequence[str] = ()) -> nn.Module:
+    """Return `model` with everything in 8 bits that has a counterpart there.
+
+    Those are `Linear`; `Conv2d` that keeps the size at stride 1, alone with a bias, or without one before `BatchNorm2d`
+    or `GroupNorm`; `ReLU`, `MaxPool2d`, `Flatten` and `AdaptiveAvgPool2d(1)` before a `Flatten`. What follows each
+    other in an `nn.Sequential` becomes one network, inside of which all numbers are codes; a linear layer or
+    convolution elsewhere becomes a network of its own. Everything else stays as it is, and the log names it.
+
+    The result has the parameters of `model`, the same objects in the same order, and its running statistics; `model`
+    itself still computes in float32. Names change where several modules become one. So convert on all devices, and
+    before the optimizer asks for names.
+
+    `leave`: names of modules, or patterns of them (`head`, `blocks.0.*`), that stay in float32: also those whose weight
+    the model reads itself. Raises UsageError where nothing has a counterpart, or a pattern names nothing.
+    """
+    names = [name for name, _ in model.named_modules()]
+    for pattern in leave:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(f"leave names {pattern!r}, and the model has no such module")
+    conversion = _Conversion(tuple(leave))
+    converted = conversion.of(model, "")
+    if not conversion.networks:
+        raise UsageError(
+            "nothing in this model has a counterpart in 8 bits: neither nn.Linear, nor an nn.Conv2d that keeps the size"
+            " at stride 1 and has a bias, or a norm and none"
+        )
+    if conversion.left:
+        named = ", ".join(conversion.left[:_MOST_NAMED])
+        more = f" and {len(conversion.left) - _MOST_NAMED} more" if len(conversion.left) > _MOST_NAMED else ""
+        log.warning("in float32 stay %s%s: they have no counterpart in 8 bits, or were left out", named, more)
+    return converted
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Some modules of a sequence that follow each other, and what computes them in 8 bits, if anything does."""
+
+    names: tuple[str, ...]
+    layer: Layer | None = None
+    multiplies: bool = False
+    """Whether it is a product, for which numbers are worth being quantized."""
+
+
+class _Conversion:
+    """One pass over a model."""
+
+    def __init__(self, leave: tuple[str, ...]) -> None:
+        self._leave = leave
+        self.networks = 0
+        self.left: list[str] = []
+        """What stays in float32, for people."""
+
+    def of(self, module: nn.Module, name: str) -> nn.Module:
+        """Return the module of that name, converted as far as it has counterparts."""
+        if self._is_left(name):
+            self._leaves(name, module)
+            return module
+        if type(module) is nn.Sequential:
+            return self._sequence(module, name)
+        layer = _layer_of(module)
+        if layer is not None and layer.multiplies:
+            return self._network({"layer": layer})
+        # Not `named_children`, which leaves out a module that is there twice.
+        children = {child: part for child, part in module._modules.items() if part is not None}
+        # Torch's own modules read the weights of their parts themselves.
+        if not children or (type(module).__module__.startswith("torch.") and not isinstance(module, _CONTAINERS)):
+            self._leaves(name, module)
+            return module
+        found = {child: self.of(part, _joined(name, child)) for child, part in children.items()}
+        return _with_parts(module, found)
+
+    def _sequence(self, sequence: nn.Sequential, name: str) -> nn.Module:
+        """Return the steps of a sequence, those that follow each other in 8 bits as one network."""
+        parts: list[tuple[str, nn.Module]] = []
+        run: list[_Step] = []
+
+        def end_run() -> None:
+            if any(step.multiplies for step in run):
+                layers = {step.names[0]: step for step in run}
+                parts.append((run[0].names[0], self._network(layers)))
+            else:
+                parts.extend((each, sequence.get_submodule(each)) for step in run for each in step.names)
+            run.clear()
+
+        for step in self._steps(sequence, name):
+            if step.layer is not None:
+                run.append(step)
+                continue
+            end_run()
+            parts.extend((each, self.of(sequence.get_submodule(each), _joined(name, each))) for each in step.names)
+        end_run()
+        if len(parts) == 1 and isinstance(parts[0][1], Network):
+            return parts[0][1]
+        return nn.Sequential(OrderedDict(parts))
+
+    def _steps(self, sequence: nn.Sequential, name: str) -> Iterator[_Step]:
+        """Yield the steps of a sequence; a convolution takes its norm and its ReLU along."""
+        modules = [(each, module) for each, module in sequence._modules.items() if module is not None]
+        at = 0
+        while at < len(modules):
+            following = [
+                None if self._is_left(_joined(name, each)) else module for each, module in modules[at : at + 3]
+            ]
+            step, taken = _step(*following, *[None] * (3 - len(following)))
+            names = tuple(each for each, _ in modules[at : at + taken])
+            yield _Step(names, step.layer, step.multiplies) if step is not None else _Step(names)
+            at += taken
+
+    def _network(self, steps: dict[str, _Step]) -> Network:
+        self.networks += 1
+        return Network({name: step.layer for name, step in steps.items() if step.layer is not None})
+
+    def _is_left(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._leave)
+
+    def _leaves(self, name: str, module: nn.Module) -> None:
+        if not isinstance(module, nn.Identity):
+            self.left.append(f"{name or 'the model'} ({type(module).__name__})")
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def _step(first: nn.Module | None, second: nn.Module | None, third: nn.Module | None) -> tuple[_Step | None, int]:
+    """Return what computes a module of a sequence in 8 bits, or None, and how many modules that takes."""
+    if isinstance(first, nn.Conv2d) and first.bias is None and _is_square(first) and _has_statistics(second):
+        assert second is not None
+        relu = type(third) is nn.ReLU
+        return _Step((), ConvUnit.of(first, second, activate=relu), multiplies=True), 2 + relu
+    if isinstance(first, nn.Conv2d) and type(second) is nn.ReLU and _layer_of(first) is not None:
+        return _Step((), RectifiedConv.of(first, activate=True), multiplies=True), 2
+    if isinstance(first, nn.AdaptiveAvgPool2d) and first.output_size in (1, (1, 1)) and _flattens(second):
+        return _Step((), AveragePool()), 2
+    return (None if first is None else _layer_of(first)), 1
+
+
+def _layer_of(module: nn.Module) -> _Step | None:
+    """Return what computes a module by itself in 8 bits; None where nothing does."""
+    if type(module) is nn.Linear:
+        return _Step((), Linear.of(module), multiplies=True)
+    if isinstance(module, nn.Conv2d) and module.bias is not None and _is_square(module):
+        return _Step((), RectifiedConv.of(module, activate=False), multiplies=True)
+    if type(module) is nn.ReLU:
+        return _Step((), ReLU())
+    if _flattens(module):
+        return _Step((), Flatten())
+    if type(module) is nn.MaxPool2d and not (module.ceil_mode or module.return_indices):
+        sizes = [each if isinstance(each, int) else each[0] for each in (module.kernel_size, module.stride)]
+        padding = module.padding if isinstance(module.padding, int) else module.padding[0]
+        same = {module.kernel_size: sizes[0], module.stride: sizes[1], module.padding: padding}
+        is_square = all(each in (size, (size, size)) for each, size in same.items())
+        if is_square and module.dilation in (1, (1, 1)) and sizes[0] <= 16 and padding * 2 <= sizes[0]:
+            return _Step((), MaxPool(sizes[0], stride=sizes[1], padding=padding))
+    return None
+
+
+def _is_square(conv: nn.Conv2d) -> bool:
+    """Whether a convolution is one that `Window` describes."""
+    (kernel, other), (stride, across) = conv.kernel_size, conv.stride
+    return (
+        type(conv) is nn.Conv2d
+        and kernel == other
+        and stride == across
+        and kernel % 2 == 1
+        and conv.padding in ("same", (kernel // 2, kernel // 2))
+        and conv.padding_mode == "zeros"
+        and conv.dilation == (1, 1)
+    )
+
+
+def _has_statistics(norm: nn.Module | None) -> bool:
+    """Whether it is a norm that has a counterpart behind a convolution."""
+    if type(norm) is nn.BatchNorm2d:
+        return norm.affine and norm.track_running_stats
+    return type(norm) is nn.GroupNorm and norm.affine
+
+
+def _flattens(module: nn.Module | None) -> bool:
+    return type(module) is nn.Flatten and module.start_dim == 1 and module.end_dim == -1
+
+
+def _with_parts(module: nn.Module, parts: dict[str, nn.Module]) -> nn.Module:
+    """Return a module with other submodules, and with the parameters and buffers of this one."""
+    other = copy.copy(module)
+    # A shallow copy shares these.
+    for shared in ("_parameters", "_buffers", "_modules"):
+        other.__dict__[shared] = dict(module.__dict__[shared])
+    for name, part in parts.items():
+        other._modules[name] = part
+    return other
+
+
+def _joined(name: str, child: str) -> str:
+    return f"{name}.{child}" if name else child
