@@ -23,6 +23,9 @@ ADMITS = 5
 EQUALITY = 5
 """The first version whose peers compare what they were told alike, and begin only once all have the same shares of the
 classes."""
+BASED = 5
+"""The first version whose peers tell digests of the model that they start from tensor by tensor, so that buffers may
+differ. Between two that do, the digest of the whole model is not compared."""
 
 _RELEASES = {3: "0.1", 4: "0.2", 5: "0.3"}
 

@@ -36,6 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "random": {"native"},
     "rate_limits": set(),
     "protocol": set(),
+    "start_model": set(),
     "config": {"config_schema", "errors", "foreign_values"},
     "config_writer": {"config", "config_schema", "errors", "own_files"},
     "compress": {"errors", "native", "random"},
@@ -47,11 +48,11 @@ ROOMS: dict[str, set[str]] = {
     },
     "net": {
         "answers", "config", "errors", "foreign_text", "foreign_values", "own_files", "proto", "protocol",
-        "rate_limits",
+        "rate_limits", "start_model",
     },
     "train": {
         "compress", "config", "criterion", "errors", "foreign_values", "native", "own_files", "precision_choice",
-        "random", "startup",
+        "random", "start_model", "startup",
     },
     "node": {
         "round_record", "compress", "config", "errors", "gossip", "proto", "protocol", "rate_limits", "state", "wire",
@@ -60,7 +61,7 @@ ROOMS: dict[str, set[str]] = {
     "privacy_budget": {"config", "errors", "train"},
     "run_setup": {
         "compress", "config", "criterion", "errors", "gossip", "node", "precision_choice", "privacy_budget", "random",
-        "run_plan", "train", "wire",
+        "run_plan", "start_model", "train", "wire",
     },
     "run_summary": {
         "compress", "config", "criterion", "gossip", "native", "precision_choice", "run_plan", "run_setup", "state",
@@ -78,14 +79,15 @@ ROOMS: dict[str, set[str]] = {
     },
     "own_loop": {
         "compress", "config", "daemon", "errors", "gossip", "node", "round_record", "run_plan", "run_setup", "simulate",
-        "state", "train",
+        "start_model", "state", "train",
     },
     "adapters": {"errors", "own_loop"},
     "api": {"adapters", "errors", "own_loop"},
     "ops": {
         "answers", "compress", "config", "config_writer", "criterion", "errors", "executors", "foreign_files",
         "foreign_text", "gossip", "net", "own_files", "precision_choice", "random", "round_record", "run_plan",
-        "run_progress", "run_setup", "run_summary", "simulate", "state", "train", "wire",
+        "run_progress", "run_setup", "run_summary", "simulate", "start_model", "state", "train",
+        "wire",
     },
     "report": {
         "criterion", "errors", "foreign_values", "gossip", "ops", "own_files", "precision_choice", "round_record",
@@ -121,7 +123,7 @@ ROOMS: dict[str, set[str]] = {
 PURE = (
     "criterion", "errors", "foreign_text", "foreign_values", "precision_choice", "protocol", "random", "rate_limits",
     "compress", "wire", "gossip", "round_record", "run_progress", "node.delivery", "node.membership_codec",
-    "node.statements", "node.told",
+    "node.statements", "node.told", "start_model",
     "net.chunks", "net.counters", "net.envelope", "net.handler", "net.hello", "net.inbox", "net.liveness",
     "net.neighbor", "net.offences", "net.outbox", "net.receipts",
 )  # fmt: skip

@@ -273,7 +273,7 @@ def test_models_of_devices_that_choose_are_compared_in_float32(tmp_path: Path) -
     chosen = replace(setup, precision="int8")
     assert setup.training.precision == "float32"
     assert chosen.training.precision == "int8"
-    assert setup.trainer(0).start_digest() == chosen.trainer(0).start_digest()
+    assert setup.trainer(0).start_model() == chosen.trainer(0).start_model()
     assert {name for name, _ in chosen.trainer(0).model.named_buffers()} != set()
 
 

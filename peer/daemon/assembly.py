@@ -529,7 +529,7 @@ def _hello(local: LocalPeer) -> HelloInfo:
         algorithm=config.algorithm.name,
         run_digest=config.run_digest(),
         shared_sections=SHARED_SECTIONS,
-        model_digest=local.trainer.start_digest(),
+        start=local.trainer.start_model(),
         graph_digest=local.setup.schedule.digest,
         num_peers=local.setup.num_peers,
         name=local.name,

@@ -115,7 +115,7 @@ class Handshake:
 
     def terms(self, hello: pb.Hello) -> Terms:
         """Return the terms of the other end. Raises HandshakeRefused if it trains another run."""
-        return read_terms(hello, check_run(self.info, hello, self._needed_protocol()))
+        return read_terms(self.info, hello, check_run(self.info, hello, self._needed_protocol()))
 
     def answer(self, hello: pb.Hello, neighbor: Neighbor, *, received: int, seen_as: str) -> bytes:
         """Return the envelope that answers the hello of a caller, which is this neighbour."""
@@ -137,7 +137,12 @@ class Handshake:
             protocol_max=PROTOCOL_MAX,
             run=info.run,
             algorithm=info.algorithm,
-            model_digest=info.model_digest,
+            model_digest=info.start.whole,
+            start=pb.StartModel(
+                digest=info.start.digest,
+                parameters=info.start.parameters.entries,
+                buffers=info.start.buffers.entries,
+            ),
             graph_digest=info.graph_digest,
             run_digest=info.run_digest,
             num_peers=info.num_peers,

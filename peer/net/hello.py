@@ -12,7 +12,8 @@ from typing import Protocol
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
-from peer.protocol import NEWEST, OLDEST, release_with
+from peer.protocol import BASED, NEWEST, OLDEST, release_with
+from peer.start_model import DIGEST_BYTES, StartModel, refuse_entries
 
 PROTOCOL_MIN = OLDEST
 PROTOCOL_MAX = NEWEST
@@ -32,8 +33,8 @@ class HelloInfo:
     algorithm: str
     run_digest: str
     """Digests of the sections of the configuration that all peers share, joined by dots."""
-    model_digest: str
-    """Digest of the parameters with which the run starts."""
+    start: StartModel
+    """The model with which the run starts."""
     graph_digest: str
     """Digest of the graph schedule."""
     num_peers: int
@@ -63,6 +64,8 @@ class Terms:
     seen_as: str
     software: str
     """What the neighbour says that it runs."""
+    other_buffers: str | None = None
+    """Where its buffers differ from ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,20 +152,37 @@ def check_run(ours: HelloInfo, theirs: pb.Hello, needed: int = PROTOCOL_MIN) -> 
             f"{name} trains with algorithm {quote(theirs.algorithm)}, we train with {quote(ours.algorithm)}; "
             "every peer needs the same [algorithm]"
         )
-    for what, section, their_digest, our_digest in (
-        ("configuration", _differing_sections(ours, theirs.run_digest), theirs.run_digest, ours.run_digest),
-        # Equal configurations can still name different code or different files.
-        (
-            "initial model",
-            "the task's code and the file training.warm_start",
-            theirs.model_digest,
-            ours.model_digest,
-        ),
-        ("graph", "[graph] and its file", theirs.graph_digest, ours.graph_digest),
+    sections = _differing_sections(ours, theirs.run_digest)
+    for what, where, differs in (
+        ("configuration", sections, theirs.run_digest != ours.run_digest),
+        ("graph", "[graph] and its file", theirs.graph_digest != ours.graph_digest),
     ):
-        if their_digest != our_digest:
-            raise HandshakeRefused(f"the {what} of {name} differs from ours; compare {section} on both devices")
+        if differs:
+            raise HandshakeRefused(f"the {what} of {name} differs from ours; compare {where} on both devices")
+    # Equal configurations can still name different code or different files.
+    _check_start(ours, theirs)
     return min(theirs.protocol_max, PROTOCOL_MAX)
+
+
+def _check_start(ours: HelloInfo, theirs: pb.Hello) -> None:
+    name, differs, found = quote(theirs.name), theirs.model_digest != ours.start.whole, ""
+    if _tells_start(ours, theirs):
+        try:
+            for entries in (theirs.start.parameters, theirs.start.buffers):
+                refuse_entries(entries)
+        except ValueError as error:
+            raise HandshakeRefused(f"the initial model of {name} cannot be compared with ours: {error}") from None
+        difference = ours.start.difference(theirs.start.digest, theirs.start.parameters)
+        differs, found = difference is not None, f" ({difference})"
+    if differs:
+        raise HandshakeRefused(
+            f"the initial model of {name} differs from ours{found}; compare {ours.start.made_of} on both devices"
+        )
+
+
+def _tells_start(ours: HelloInfo, theirs: pb.Hello) -> bool:
+    """Whether both ends compare their initial models tensor by tensor."""
+    return bool(theirs.protocol_max >= BASED and len(theirs.start.digest) == DIGEST_BYTES and ours.start.digest)
 
 
 def _differing_sections(ours: HelloInfo, their_digest: str) -> str:
@@ -174,8 +194,9 @@ def _differing_sections(ours: HelloInfo, their_digest: str) -> str:
     return " and ".join(f"[{name}]" for name, mine, yours in pairs if mine != yours)
 
 
-def read_terms(theirs: pb.Hello, protocol: int) -> Terms:
-    """Return the terms that a hello offers. Raises HandshakeRefused for impossible figures."""
+def read_terms(ours: HelloInfo, theirs: pb.Hello, protocol: int) -> Terms:
+    """Return the terms that the hello of a peer of the same run offers. Raises HandshakeRefused for impossible
+    figures."""
     if theirs.window_bytes < MIN_WINDOW_BYTES or theirs.chunk_bytes < MIN_CHUNK_BYTES:
         raise HandshakeRefused(
             f"{quote(theirs.name)} accepts a window of {theirs.window_bytes} bytes and chunks of {theirs.chunk_bytes}; "
@@ -197,6 +218,7 @@ def read_terms(theirs: pb.Hello, protocol: int) -> Terms:
         heartbeat_s=theirs.heartbeat_ms / 1000,
         seen_as=theirs.seen_as,
         software=theirs.software,
+        other_buffers=ours.start.buffers.differences(theirs.start.buffers) if _tells_start(ours, theirs) else None,
     )
 
 

@@ -36,6 +36,7 @@ from peer.net.offences import Offences, advice
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.rate_limits import Allowance
+from peer.start_model import OTHER_BUFFERS
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class _Link:
     highest_sent: int = 0
     pace: Allowance | None = None
     """What the neighbour may still send beside frames; None before its first connection."""
+    other_buffers: str | None = None
+    """Where its buffers differed from ours last."""
 
 
 class Links:
@@ -196,6 +199,7 @@ class Links:
         self.refusals.pop(peer, None)
         self.problems.pop(peer, None)
         self.log.write(log, logging.INFO, peer, "link to %s is up", opened.neighbor.name)
+        self._name_other_buffers(link, opened)
         if pem := self._revocations():
             connection.send_revocations(pem)
         try:
@@ -204,6 +208,13 @@ class Links:
         except Exception as error:  # What it said of our frames is input of its.
             self.blame(peer, error)
         return connection
+
+    def _name_other_buffers(self, link: _Link, opened: OpenedStream) -> None:
+        found = opened.terms.other_buffers
+        if found is not None and found != link.other_buffers:
+            neighbor = opened.neighbor
+            self.log.write(log, logging.WARNING, neighbor.index, OTHER_BUFFERS, neighbor.name, found)
+        link.other_buffers = found
 
     def send(self, peer: int, seq: int, frame: bytes) -> None:
         """Queue a frame if the link is up."""

@@ -31,6 +31,7 @@ from peer.net.transport import Transport
 from peer.net.tunnels import make_socket_folder
 from peer.ops.control import newcomers
 from peer.ops.releases import mixed, versions_of
+from peer.start_model import StartModel
 
 SOON_DAYS = 30
 CLOCK_WARNING_S = 5.0
@@ -422,7 +423,7 @@ async def _answer(config: Config, security: Access | None) -> AsyncIterator[None
         run=config.run.name,
         algorithm=config.algorithm.name,
         run_digest=config.run_digest(),
-        model_digest="",
+        start=StartModel(""),
         graph_digest="",
         num_peers=config.num_listed,
         name=config.peers[config.peer.index].name,

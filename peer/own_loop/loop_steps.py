@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.node.local_steps import RecordedSteps
 from peer.own_loop.meeting import Evaluate, Finish, Meeting, Train
 from peer.own_loop.parameters import ExchangedParameters, Vector
+from peer.start_model import DIGEST_BYTES, StartModel
 from peer.train.evaluation import Evaluation
 from peer.train.learning_rate import learning_rates
 from peer.train.local_step import Split, make_momentum
@@ -78,7 +79,7 @@ class LoopSteps(RecordedSteps):
         self._parameters, self._measure = parameters, measure
         self._options = options
         self._momentum, self._rates = make_momentum(options), learning_rates(options, rounds)
-        self._start, self._digest = parameters.vector(), parameters.start_digest()
+        self._start, self._start_model = parameters.vector(), parameters.start_model()
         self._stepped: ScriptStep | None = None
         self._recalled: ScriptStep | None = None
 
@@ -101,9 +102,14 @@ class LoopSteps(RecordedSteps):
         """Return the vector that the script joined with."""
         return self._start
 
-    def start_digest(self) -> str:
-        """Return a digest of the model that the script first joined with: the same on all peers."""
-        return self._digest
+    start_from = (
+        "the seed that is set before the model is built (torch.manual_seed), and the file that it is loaded from,"
+    )
+    """What decides about the model that training starts from."""
+
+    def start_model(self) -> StartModel:
+        """Return digests of the model that the script first joined with."""
+        return self._start_model
 
     def class_counts(self) -> tuple[int, ...]:
         """Return one number: nothing is known of the script's test data."""
@@ -159,8 +165,15 @@ class LoopSteps(RecordedSteps):
 
     def state(self) -> Mapping[str, npt.NDArray[Any]]:
         """Return the outer momentum, and what the script goes on with."""
-        digest = np.frombuffer(self._digest.encode(), np.uint8)
-        return grouped(momentum=self._momentum.state(), script=self.script, start={"digest": digest})
+        model = self._start_model
+        # All but the first is what earlier releases neither wrote nor read.
+        parts = {
+            "digest": model.whole.encode(),
+            "parameters": model.digest + model.parameters.entries,
+            "buffers": model.buffers.entries,
+        }
+        start = {name: np.frombuffer(value, np.uint8) for name, value in parts.items()}
+        return grouped(momentum=self._momentum.state(), script=self.script, start=start)
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take back what `state` returned."""
@@ -168,5 +181,21 @@ class LoopSteps(RecordedSteps):
         if "m" in momentum and momentum["m"].shape != self._start.shape:
             raise ValueError(f"outer momentum has shape {momentum['m'].shape}, expected {self._start.shape}")
         self._momentum.restore(momentum)
-        self._digest = state["start/digest"].tobytes().decode()
+        self._restore_start(group(state, "start"))
         self.script, self.was_restored = group(state, "script"), True
+
+    def _restore_start(self, start: Arrays) -> None:
+        parts = {name: value.tobytes() for name, value in start.items()}
+        whole = parts["digest"].decode()
+        if "parameters" in parts:
+            told, now = parts["parameters"], self._start_model
+            self._start_model = replace(
+                now,
+                whole=whole,
+                digest=told[:DIGEST_BYTES],
+                parameters=replace(now.parameters, entries=told[DIGEST_BYTES:]),
+                buffers=replace(now.buffers, entries=parts["buffers"]),
+            )
+        elif whole != self._start_model.whole:
+            # A state of release 0.2, of a script that begins with another model by now.
+            self._start_model = StartModel(whole)

@@ -7,6 +7,7 @@ device, and the very tensors that the optimizer holds.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from torch.nn.parameter import is_lazy
 
 from peer.compress.layout import Layout
 from peer.errors import LocalProtocolError, StateError, UsageError
-from peer.train.model_file import model_digest
+from peer.start_model import StartModel
+from peer.train.model_file import start_model
 from peer.train.moving import FrozenParameters, is_expanded, set_buffer_
 
 Vector = npt.NDArray[np.float32]
@@ -30,6 +32,8 @@ _REFUSED_MODELS = {
     "DistributedDataParallel": "averages its gradients with other processes already (DistributedDataParallel)",
 }
 """Name of a class → what is wrong with a module of it, and with those inside."""
+
+_MADE_OF = "the seed that is set before the model is built (torch.manual_seed), and the file that it is loaded from,"
 
 
 class ExchangedParameters:
@@ -57,9 +61,9 @@ class ExchangedParameters:
         self.layout = Layout.of_shapes(shapes, list(self._parameters))
         self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
 
-    def start_digest(self) -> str:
-        """Return a hex SHA-256 over all parameters and buffers, frozen ones included."""
-        return model_digest(self.model)
+    def start_model(self) -> StartModel:
+        """Return digests of all parameters and buffers, frozen ones included."""
+        return replace(start_model(self.model), made_of=_MADE_OF)
 
     def check_frozen(self) -> None:
         """Raise UsageError if a parameter that was frozen is trained now: before its steps are counted, and quickly."""

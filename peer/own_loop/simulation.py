@@ -36,6 +36,7 @@ from peer.run_setup import RunSetup
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.rounds import Simulator
+from peer.start_model import OTHER_BUFFERS
 from peer.state.metrics import EvaluationRecord
 
 log = logging.getLogger("sotto")
@@ -132,11 +133,16 @@ def _run(
             raise UsageError(
                 f"{each.name} joined with another every, outer_momentum or outer_learning_rate than {scripts[0].name}"
             )
-        if each.steps.start_digest() != scripts[0].steps.start_digest():
+        ours, theirs = scripts[0].steps.start_model(), each.steps.start_model()
+        difference = ours.difference(theirs.digest, theirs.parameters.entries)
+        if difference is not None:
             raise UsageError(
-                f"{each.name} joined with another model than {scripts[0].name}: all peers begin with the same values;"
-                " call torch.manual_seed before the model is built"
+                f"{each.name} joined with another model than {scripts[0].name} ({difference}): all peers begin with the"
+                " same values; call torch.manual_seed before the model is built"
             )
+        apart = ours.buffers.differences(theirs.buffers.entries)
+        if apart is not None:
+            log.warning(OTHER_BUFFERS, each.name, apart)
     sent_bytes = 0
 
     def after_round(participant: Participant | PairParticipant, record: RoundRecord) -> None:

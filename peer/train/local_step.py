@@ -28,12 +28,13 @@ from peer.config import TrainingOptions
 from peer.errors import ConfigError, DataError, LocalProtocolError
 from peer.precision_choice import Precision
 from peer.random import SHARED, Purpose, Stream, stream
+from peer.start_model import StartModel
 from peer.train.data import Classification
 from peer.train.evaluation import Evaluation, class_labels, evaluate_model
 from peer.train.label_adjustment import LabelAdjustment, deal_locally, training_loss
 from peer.train.learning_rate import learning_rates
 from peer.train.memory import aligned, open_device, own_memory_
-from peer.train.model_file import load_model_, model_digest, not_in_files, save_model, state_tensors
+from peer.train.model_file import load_model_, not_in_files, save_model, start_model, state_tensors
 from peer.train.momentum import Momentum
 from peer.train.moving import FrozenParameters, buffers_kept, set_buffer_
 from peer.train.own_task import OwnTask, errors_of, inner_task
@@ -95,7 +96,7 @@ class Trainer:
         `class_shares`: the shares of the classes in all peers' data, where the training set is not that of all and they
         are known (`know_class_shares`).
         `step_weight`: how many times as long each step is. `privacy`: the noise of private steps; label adjustment that
-        is "auto" is then off. `alike_in_all_precisions`: whether `start_digest` is to be that of peers which compute in
+        is "auto" is then off. `alike_in_all_precisions`: whether `start_model` is to be that of peers which compute in
         another precision. Raises ConfigError (`training.only`, `training.warm_start`, `peer.device`,
         `data.class_shares`, and what private steps cannot be combined with) and DataError (a model file, or a task that
         does not hold what it should).
@@ -162,14 +163,14 @@ class Trainer:
         """Return the vector that the model holds now, float32[n]."""
         return np.concatenate([p.detach().cpu().reshape(-1).numpy() for p in self._parameters])
 
-    def start_digest(self) -> str:
-        """Return a hex SHA-256 over all parameters and buffers that training starts from, frozen ones included: equal
-        on two peers exactly when they train the same model from the same point. Ranges of 8-bit layers are among the
-        buffers; where they must make no difference, it is the digest of the model in float32."""
+    def start_model(self) -> StartModel:
+        """Return digests of all parameters and buffers that training starts from, frozen ones included: equal on two
+        peers exactly when they train the same model from the same point. Ranges of 8-bit layers are among the buffers;
+        where they must make no difference, these are the digests of the model in float32."""
         options = self.options
         if self._alike_in_all_precisions:
             options = options.model_copy(update={"precision": "float32"})
-        return model_digest(make_start_model(self.task, options, self.seed, self._base))
+        return start_model(make_start_model(self.task, options, self.seed, self._base))
 
     def rate(self, t: int) -> float:
         """Return γ of round t."""

@@ -14,6 +14,7 @@ from safetensors.torch import save
 
 from peer.errors import DataError
 from peer.own_files import write_whole
+from peer.start_model import Entry, StartModel
 
 
 def save_model(
@@ -138,14 +139,26 @@ def load_model_(model: torch.nn.Module, path: Path) -> None:
             wanted[name].copy_(tensor)
 
 
-def model_digest(model: torch.nn.Module) -> str:
-    """Return a hex SHA-256 over names, types, shapes and values of all parameters and buffers."""
-    digest = hashlib.sha256()
-    for name, tensor in named_tensors(model).items():
-        digest.update(f"{name}\t{tensor.dtype}\t{list(tensor.shape)}\n".encode())
-        values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        digest.update(values.view(torch.uint8).numpy().data if values.numel() else b"")
-    return digest.hexdigest()
+def start_model(model: torch.nn.Module) -> StartModel:
+    """Return digests of names, types, shapes and values of all parameters, and of the buffers of its state_dict."""
+    whole, kept = hashlib.sha256(), model.state_dict().keys()
+    parameters: list[Entry] = []
+    buffers: list[Entry] = []
+    named = ((parameters, model.named_parameters()), (buffers, model.named_buffers()))
+    for entries, name, tensor in ((entries, *each) for entries, tensors in named for each in tensors):
+        if entries is buffers and name not in kept:
+            continue
+        form = f"\t{tensor.dtype}\t{list(tensor.shape)}\n"
+        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        values = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+        # Scripts with a large frozen base leave it out of what they save, and still train on it.
+        if name in kept:
+            whole.update(f"{name}{form}".encode())
+            whole.update(values)
+        # A part that torch.compile wraps is the same model.
+        plain = name.replace("_orig_mod.", "")
+        entries.append((plain, hashlib.sha256(f"{plain}{form}".encode()).digest(), hashlib.sha256(values).digest()))
+    return StartModel.of(whole.hexdigest(), parameters, buffers)
 
 
 def _is_range(name: str) -> bool:

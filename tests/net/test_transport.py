@@ -28,6 +28,7 @@ from peer.net.handler import MAX_BULLETIN_BYTES
 from peer.net.hello import PROTOCOL_MAX
 from peer.net.neighbor import Neighbor
 from peer.net.security.certificates import Role
+from peer.start_model import StartModel
 from tests.net.transport_peers import (
     NAMES,
     QUICK,
@@ -437,7 +438,7 @@ MISMATCHES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"run": "other"}, ("'other'", "'tests'")),
     ({"algorithm": "quant-sgp"}, ("'quant-sgp'", "'sgp'", "[algorithm]")),
     ({"num_peers": 7}, ("7 peers", "we have 4")),
-    ({"model_digest": "9" * 64}, ("model", "training.warm_start")),
+    ({"start": StartModel("9" * 64)}, ("model", "training.warm_start")),
     ({"graph_digest": "9" * 64}, ("graph", "[graph] and its file")),
     ({"run_digest": "9" * 64}, ("configuration", "sections outside [peer]")),
 ]

@@ -17,6 +17,7 @@ from peer.net.security.authority import CertificateAuthority
 from peer.net.security.credentials import Access, Credentials
 from peer.net.transport import Transport
 from peer.node.delivery import InLink, OutLink
+from peer.start_model import StartModel
 from tests.ops.answering import HONEST
 
 NAMES = ("ada", "ben", "cleo", "dan")
@@ -38,7 +39,7 @@ def hello_of(index: int, **changes: Any) -> HelloInfo:
         run="tests",
         algorithm="sgp",
         run_digest="1" * 64,
-        model_digest="2" * 64,
+        start=StartModel("2" * 64),
         graph_digest="3" * 64,
         num_peers=len(NAMES),
         name=NAMES[index],

@@ -29,6 +29,7 @@ from peer.ops import doctor
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.enrollment import admit, propose, request
 from peer.ops.local_cluster import free_ports
+from peer.start_model import StartModel
 from tests.cli.runner import sotto
 from tests.net.transport_peers import Mind
 
@@ -58,7 +59,7 @@ def running(folder: Path, index: int, change: Change = same, **hello: Any) -> It
     async def serve() -> None:
         others = [Neighbor(i, p.name, p.advertise, dial=False) for i, p in enumerate(config.peers) if i != index]
         facts: dict[str, Any] = {
-            "run": "digits", "algorithm": "x", "run_digest": config.run_digest(), "model_digest": "",
+            "run": "digits", "algorithm": "x", "run_digest": config.run_digest(), "start": StartModel(""),
             "graph_digest": "", "num_peers": 3, "name": config.peers[index].name, "shared_sections": SHARED_SECTIONS,
             "software": f"sottovoce {__version__}",
         }  # fmt: skip

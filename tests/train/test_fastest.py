@@ -167,7 +167,7 @@ def test_peers_in_different_precisions_compare_the_same_start() -> None:
         return Trainer(
             task_of(network), TrainingOptions(precision=precision), rounds=9, seed=0, peer=0,
             train_indices=np.arange(96), alike_in_all_precisions=alike,
-        ).start_digest()  # fmt: skip
+        ).start_model()  # fmt: skip
 
     assert len({digest(precision, True) for precision in ("float32", "bfloat16", "int8")}) == 1
     # Peers of one precision compare the ranges as well, as they always did.

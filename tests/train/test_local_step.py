@@ -229,7 +229,7 @@ def test_peers_start_alike_and_draw_different_batches():
     one, two = make_trainer(first, peer=0), make_trainer(second, peer=1)
     z = one.initial_vector()
     assert np.array_equal(z, two.initial_vector())
-    assert one.start_digest() == two.start_digest()
+    assert one.start_model() == two.start_model()
     one.gradient(z, 0, 0.1, 0.1)
     two.gradient(z, 0, 0.1, 0.1)
     assert not torch.equal(first.batch[0], second.batch[0])
@@ -238,7 +238,7 @@ def test_peers_start_alike_and_draw_different_batches():
 def test_another_seed_starts_elsewhere():
     one, two = make_trainer(seed=1), make_trainer(seed=2)
     assert not np.array_equal(one.initial_vector(), two.initial_vector())
-    assert one.start_digest() != two.start_digest()
+    assert one.start_model() != two.start_model()
 
 
 # Local steps and momentum
@@ -486,7 +486,7 @@ def test_only_the_named_parameters_are_trained_and_sent():
 
 
 def test_frozen_parameters_are_part_of_the_start_digest():
-    assert make_trainer(only=("4.*",), seed=1).start_digest() != make_trainer(only=("4.*",), seed=2).start_digest()
+    assert make_trainer(only=("4.*",), seed=1).start_model() != make_trainer(only=("4.*",), seed=2).start_model()
 
 
 def test_a_pattern_that_matches_nothing_is_refused_with_the_names():
@@ -544,7 +544,7 @@ def test_warm_start_sets_frozen_parameters_too(tmp_path: Path):
     first.save_model(first.initial_vector(), tmp_path / "m.safetensors")
     second = make_trainer(seed=2, only=("4.*",), warm_start=str(tmp_path / "m.safetensors"))
     assert torch.equal(second.model[0].weight, first.model[0].weight)
-    assert second.start_digest() == first.start_digest()
+    assert second.start_model() == first.start_model()
 
 
 # What a task may get wrong

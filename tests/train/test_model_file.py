@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from peer.errors import DataError
-from peer.train.model_file import load_model_, model_digest, save_model
+from peer.train.model_file import load_model_, save_model, start_model
 
 
 def small() -> nn.Module:
@@ -21,16 +21,16 @@ def test_a_model_comes_back_as_it_was(tmp_path: Path):
     model, other = small(), small()
     model(torch.randn(5, 1, 3, 3))
     save_model(model, tmp_path / "m.safetensors", metadata={"task": "t"})
-    assert model_digest(model) != model_digest(other)
+    assert start_model(model) != start_model(other)
     load_model_(other, tmp_path / "m.safetensors")
-    assert model_digest(model) == model_digest(other)
+    assert start_model(model) == start_model(other)
 
 
 def test_the_file_is_a_plain_state_dict(tmp_path: Path):
     model, other = small(), small()
     save_model(model, tmp_path / "m.safetensors")
     other.load_state_dict(load_file(tmp_path / "m.safetensors"))
-    assert model_digest(model) == model_digest(other)
+    assert start_model(model) == start_model(other)
 
 
 def test_nothing_but_the_file_is_left_behind(tmp_path: Path):
@@ -50,7 +50,7 @@ def test_tied_weights_are_written_under_both_names(tmp_path: Path):
     save_model(model, tmp_path / "m.safetensors")
     strict.load_state_dict(load_file(tmp_path / "m.safetensors"), strict=True)
     load_model_(other, tmp_path / "m.safetensors")
-    assert model_digest(strict) == model_digest(other) == model_digest(model)
+    assert start_model(strict) == start_model(other) == start_model(model)
 
 
 def test_a_file_of_an_earlier_release_has_tied_weights_once(tmp_path: Path):
@@ -70,11 +70,11 @@ def test_tied_weights_that_differ_are_refused(tmp_path: Path):
 def test_the_digest_sees_names_shapes_and_values():
     torch.manual_seed(0)
     model = small()
-    before = model_digest(model)
+    before = start_model(model)
     with torch.no_grad():
         model[3].bias[1] += 1e-6
-    assert model_digest(model) != before
-    assert model_digest(nn.Sequential(nn.Flatten())) == model_digest(nn.Identity())
+    assert start_model(model) != before
+    assert start_model(nn.Sequential(nn.Flatten())) == start_model(nn.Identity())
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -102,10 +102,10 @@ def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path,
     change(content)
     save_file(content, tmp_path / "m.safetensors")
     model = small()
-    before = model_digest(model)
+    before = start_model(model)
     with pytest.raises(DataError, match=sentence):
         load_model_(model, tmp_path / "m.safetensors")
-    assert model_digest(model) == before
+    assert start_model(model) == before
 
 
 @pytest.mark.parametrize(

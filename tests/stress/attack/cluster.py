@@ -82,7 +82,7 @@ class Cluster:
         facts = {
             "run": config.run.name,
             "algorithm": config.algorithm.name,
-            "model_digest": trainer.start_digest(),
+            "model_digest": trainer.start_model().whole,
             "graph_digest": setup.schedule.digest,
             "run_digest": config.run_digest(),
             "num_peers": setup.num_peers,

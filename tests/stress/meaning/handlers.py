@@ -52,6 +52,7 @@ from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.proto.sottovoce.v1 import membership_pb2
 from peer.proto.sottovoce.v1.note_pb2 import EvaluationNote
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
+from peer.start_model import StartModel
 from peer.state.statement_counter import StatementCounter
 from tests.hostile import forged_certificates as forged
 from tests.stress.meaning.answers import Askers
@@ -157,7 +158,7 @@ class _Peer:
             run=self.config.run.name,
             algorithm=self.algorithm,
             run_digest=self.config.run_digest(),
-            model_digest="1",
+            start=StartModel("1"),
             graph_digest="2",
             num_peers=3,
             name=name,

@@ -44,7 +44,7 @@ class Bulletin(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "run", "algorithm", "model_digest", "graph_digest", "run_digest", "num_peers", "index", "name", "nonce", "received", "window_bytes", "chunk_bytes", "heartbeat_ms", "software", "seen_as", "challenge", "certificate", "proof", "progress", "shown", "admission")
+    __slots__ = ("protocol_min", "protocol_max", "run", "algorithm", "model_digest", "graph_digest", "run_digest", "num_peers", "index", "name", "nonce", "received", "window_bytes", "chunk_bytes", "heartbeat_ms", "software", "seen_as", "challenge", "certificate", "proof", "progress", "shown", "admission", "start")
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class Hello(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     SHOWN_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     protocol_min: int
     protocol_max: int
     run: str
@@ -91,7 +92,18 @@ class Hello(_message.Message):
     progress: bytes
     shown: bytes
     admission: bytes
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., run: _Optional[str] = ..., algorithm: _Optional[str] = ..., model_digest: _Optional[str] = ..., graph_digest: _Optional[str] = ..., run_digest: _Optional[str] = ..., num_peers: _Optional[int] = ..., index: _Optional[int] = ..., name: _Optional[str] = ..., nonce: _Optional[int] = ..., received: _Optional[int] = ..., window_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., software: _Optional[str] = ..., seen_as: _Optional[str] = ..., challenge: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., progress: _Optional[bytes] = ..., shown: _Optional[bytes] = ..., admission: _Optional[bytes] = ...) -> None: ...
+    start: StartModel
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., run: _Optional[str] = ..., algorithm: _Optional[str] = ..., model_digest: _Optional[str] = ..., graph_digest: _Optional[str] = ..., run_digest: _Optional[str] = ..., num_peers: _Optional[int] = ..., index: _Optional[int] = ..., name: _Optional[str] = ..., nonce: _Optional[int] = ..., received: _Optional[int] = ..., window_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., software: _Optional[str] = ..., seen_as: _Optional[str] = ..., challenge: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., progress: _Optional[bytes] = ..., shown: _Optional[bytes] = ..., admission: _Optional[bytes] = ..., start: _Optional[_Union[StartModel, _Mapping[str, object]]] = ...) -> None: ...
+
+class StartModel(_message.Message):
+    __slots__ = ("digest", "parameters", "buffers")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    parameters: bytes
+    buffers: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., parameters: _Optional[bytes] = ..., buffers: _Optional[bytes] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ("kind", "reason")
