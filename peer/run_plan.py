@@ -27,6 +27,7 @@ from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule
 from peer.native import bfloat16_is_emulated
 from peer.native import missing as kernels_missing
+from peer.net.address import dialled_address
 
 LEAST_OF_RATE = 0.2
 """A bandwidth budget may turn messages down as far as the averaging rate that suits them stays above this part of the
@@ -251,7 +252,17 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
     # A job that names its peers without any address is for `sotto up` and the simulator.
     if any(peer.advertise is not None for peer in config.peers):
         findings += [validate.Finding("warning", "peers", sentence) for sentence in unreachable_pairs(config, schedule)]
-    return findings
+    return [*findings, *_address_findings(config)]
+
+
+def _address_findings(config: Config) -> Iterator[validate.Finding]:
+    """Say where nobody can dial a peer: a run that began so may go on, since peers can dial each other either way."""
+    for index, peer in enumerate(config.peers):
+        if peer.advertise is not None:
+            try:
+                dialled_address(peer.advertise, key=f"peers.{index}.advertise")
+            except ConfigError as error:
+                yield validate.Finding("warning", f"peers.{index}.advertise", f"{peer.advertise} {error.problem}")
 
 
 def _limit_findings(config: Config) -> Iterator[validate.Finding]:

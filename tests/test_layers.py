@@ -57,7 +57,7 @@ ROOMS: dict[str, set[str]] = {
     "node": {
         "round_record", "compress", "config", "errors", "gossip", "proto", "protocol", "rate_limits", "state", "wire",
     },
-    "run_plan": {"compress", "config", "errors", "gossip", "native"},
+    "run_plan": {"compress", "config", "errors", "gossip", "native", "net"},
     "privacy_budget": {"config", "errors", "train"},
     "run_setup": {
         "compress", "config", "criterion", "errors", "gossip", "node", "precision_choice", "privacy_budget", "random",

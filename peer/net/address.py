@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import re
 import socket
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from peer.errors import ConfigError, remedy
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 """Of a host, or of a peer."""
+_BROADCAST = ipaddress.ip_address("255.255.255.255")
 RESERVED_NAMES = frozenset({"operator"})
 """Names that no peer is given, in lower case."""
 
@@ -40,14 +42,47 @@ def why_no_name(name: str, others: Iterable[str] = ()) -> str | None:
 def dialled_address(address: str, *, key: str) -> tuple[str, int]:
     """Return host and port of an address that others are to dial. Raises ConfigError that names the setting `key`."""
     host, port = split_address(address, key=key)
-    problem = None
-    if "%" in host:
-        problem = "has a scope, which means something else on each device"
-    elif not port:
+    problem = why_never_dialled(host)
+    if problem is None and not port:
         problem = "has port 0, at which nobody can be dialled"
     if problem is not None:
         raise ConfigError(problem, key=key, value=address, valid="host:port, [ipv6]:port")
     return host, port
+
+
+def why_never_dialled(host: str) -> str | None:
+    """Return why nobody can dial a host, in whatever network; None if somebody may."""
+    if "%" in host:
+        return "has a scope, which means something else on each device"
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        if not re.fullmatch(r"[\w.-]+", host):
+            return "is neither a host name nor an IP address"
+        # What reads such a text as a number dials somewhere.
+        return "is no IPv4 address, which has four numbers up to 255" if re.fullmatch(r"[0-9.]+", host) else None
+    address = _unmapped(address)
+    if address.is_unspecified:
+        return "stands for all addresses of a device to listen on, and leads to none"
+    if address.is_multicast or address == _BROADCAST:
+        return "is the address of many devices"
+    if address.version == 6 and address.is_link_local:
+        return "needs a scope, which means something else on each device"
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is the device that asks, on whichever device."""
+    try:
+        return _unmapped(ipaddress.ip_address(host)).is_loopback
+    except ValueError:
+        return host.casefold().rstrip(".").rpartition(".")[2] == "localhost"
+
+
+def _unmapped(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
 
 
 class NotBound(NamedTuple):

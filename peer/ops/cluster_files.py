@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from peer.config import Config, PeerAddress
 from peer.config_writer import moved, refuse_existing, with_path, write_bytes, write_peer_file
 from peer.errors import ConfigError
-from peer.net.address import dialled_address, why_no_name
-from peer.net.security.authority import CA_DAYS, PEER_DAYS, CertificateAuthority
+from peer.net.address import dialled_address, is_loopback, why_no_name
+from peer.net.security.authority import CA_DAYS, PEER_DAYS, CertificateAuthority, Issued
 from peer.net.security.certificates import Role
 
 
@@ -48,7 +48,7 @@ def write_cluster(
     Certificates are valid for `days` (by default two years), the authority for `ca_days` (ten); its key is encrypted
     with `passphrase`, if any.
     With `security.mode = "insecure"` no certificates are made. Raises ConfigError if the folder already holds a
-    cluster, unless `force`.
+    cluster, unless `force`, and for what it cannot hold, before anything is written.
     """
     names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(len(hosts))]
     if len(names) != len(hosts):
@@ -61,6 +61,7 @@ def write_cluster(
             raise ConfigError(f"cannot be the name of a peer: {why}", key="peers.name", value=name)
         if host.address is not None:
             dialled_address(join_address(host.address, host.port), key="--host")
+    refuse_mixed_loopback([host.address for host in hosts if host.address is not None])
     if relay is not None and (relay >= len(hosts) or hosts[relay].address is None):
         raise ConfigError(
             "is not the number of a peer that others can dial; give that peer a --host", key="--relay", value=relay
@@ -78,20 +79,28 @@ def write_cluster(
     if not force:
         for file in (*certificates, *(folder / "peer.toml" for folder in folders)):
             refuse_existing(file)
+    copied = _copied_files(config, base) if to_be_copied else {}
+    authority = CertificateAuthority.create(config.run.name, days=ca_days or CA_DAYS)
+    issued: list[Issued] = []
+    if config.security.mode == "mtls":
+        addresses = [[host.address] if host.address is not None else [] for host in hosts]
+        issued = [
+            authority.issue("operator", role=Role.OPERATOR, days=days or PEER_DAYS),
+            *(authority.issue(*each, days=days or PEER_DAYS) for each in zip(names, addresses, strict=True)),
+        ]
+    # From here on only the disk can object.
     for file in certificates:
         file.unlink(missing_ok=True)
     for index, folder in enumerate(folders):
         mine = _peer_config(config, index, hosts, names, None if relay is None else names[relay], join_later)
-        mine = _self_contained(mine, base, folder) if to_be_copied else moved(mine, base, folder)
+        mine = _self_contained(mine, base, folder, copied) if to_be_copied else moved(mine, base, folder)
         write_peer_file(folder / "peer.toml", mine, force=force)
-    if config.security.mode == "mtls":
-        authority = CertificateAuthority.create(config.run.name, days=ca_days or CA_DAYS)
+    if issued:
         authority.write(*authority_files, passphrase)
-        authority.issue("operator", role=Role.OPERATOR, days=days or PEER_DAYS).write(*operator_files)
+        for certificate, files in zip(issued, (operator_files, *peer_files), strict=True):
+            certificate.write(*files)
         (directory / "revoked.pem").unlink(missing_ok=True)
-        for folder, name, host, files in zip(folders, names, hosts, peer_files, strict=True):
-            addresses = [host.address] if host.address is not None else []
-            authority.issue(name, addresses, days=days or PEER_DAYS).write(*files)
+        for folder in folders:
             # A copy in each folder: one folder is all that a device needs.
             write_bytes(folder / "ca.pem", authority.certificate)
     return [folder / "peer.toml" for folder in folders]
@@ -141,9 +150,8 @@ def _split_address(text: str, default_port: int) -> tuple[str | None, int]:
 def _peer_config(
     config: Config, index: int, hosts: Sequence[Host], names: Sequence[str], relay: str | None, join_later: int
 ) -> Config:
-    local = all(host.address in {"127.0.0.1", "localhost", "::1"} for host in hosts)
-    host = hosts[index]
-    listen = "" if host.address is None else join_address("127.0.0.1" if local else "0.0.0.0", host.port)
+    host, local = hosts[index], all(host.address is not None and is_loopback(host.address) for host in hosts)
+    listen = "" if host.address is None else listening_address(host.address, host.port, local=local)
     relays = {peer.name: peer.relay for peer in config.peers}
     later = {peer.name for peer in config.peers if peer.joins_later} | {*names[len(names) - join_later :]}
     peers = tuple(
@@ -160,17 +168,31 @@ def _peer_config(
     return config.model_copy(update={"peers": peers, "peer": own, "security": security})
 
 
-def _self_contained(config: Config, base: Path, folder: Path) -> Config:
-    """Return the configuration of a folder that stays right wherever the folder is copied to."""
+def _copied_files(config: Config, base: Path) -> dict[tuple[str, str], tuple[str, bytes]]:
+    """Return the files that each folder gets a copy of: section and key → name, content. Raises ConfigError."""
+    found = {}
     for section, key in (("graph", "file"), ("training", "warm_start")):
         value = getattr(getattr(config, section), key)
         if value is not None:
-            source = base / value
-            try:
-                write_bytes(folder / source.name, source.read_bytes())
-            except OSError as error:
-                raise ConfigError(f"cannot be read: {error.strerror}", key=f"{section}.{key}", value=value) from None
-            config = with_path(config, section, key, source.name)
+            found[section, key] = Path(value).name, read_named(base, value, key=f"{section}.{key}")
+    return found
+
+
+def read_named(base: Path, file: str, *, key: str) -> bytes:
+    """Return the content of a file that a setting names, relative to `base`. Raises ConfigError."""
+    try:
+        return (base / file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", key=key, value=file) from None
+
+
+def _self_contained(
+    config: Config, base: Path, folder: Path, copied: Mapping[tuple[str, str], tuple[str, bytes]]
+) -> Config:
+    """Return the configuration of a folder that stays right wherever the folder is copied to."""
+    for (section, key), (name, content) in copied.items():
+        write_bytes(folder / name, content)
+        config = with_path(config, section, key, name)
     directory = config.data.directory
     if directory is None or Path(directory).is_absolute():
         return config
@@ -183,6 +205,24 @@ def _self_contained(config: Config, base: Path, folder: Path) -> Config:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(source.resolve(), link.parent.resolve()), target_is_directory=True)
     return with_path(config, "data", "directory", str(inside))
+
+
+def refuse_mixed_loopback(hosts: Sequence[str]) -> None:
+    """Raise ConfigError where hosts of several devices name this device itself, which each device would dial."""
+    own = [host for host in hosts if is_loopback(host)]
+    if own and len(own) < len(hosts):
+        other = next(host for host in hosts if not is_loopback(host))
+        raise ConfigError(
+            f"leads each device to itself, and {other} is another one",
+            key="--host",
+            value=own[0],
+            valid="the address that the other devices dial",
+        )
+
+
+def listening_address(host: str, port: int, *, local: bool) -> str:
+    """Return what a peer listens on that others dial at `host`: all interfaces, or where all are `local`, that one."""
+    return join_address(host if local else "0.0.0.0", port)
 
 
 def join_address(host: str, port: int) -> str:

@@ -15,19 +15,18 @@ from pathlib import Path
 from peer.config import Config, PeerAddress, load
 from peer.config_writer import write_bytes, write_peer_file
 from peer.errors import ConfigError, SecurityError
-from peer.net.address import dialled_address, why_no_name
+from peer.net.address import dialled_address, is_loopback, split_address, why_no_name
 from peer.net.security.authority import PEER_DAYS, CertificateAuthority
 from peer.net.security.certificates import Identity, Place, identify, is_signed_by
 from peer.net.security.keys import is_encrypted, write_secret
 from peer.net.security.requests import Request, read_request, request_certificate
-from peer.ops.cluster_files import join_address, place_peers
+from peer.ops.cluster_files import join_address, listening_address, place_peers, read_named, refuse_mixed_loopback
 from peer.run_plan import why_no_changes
 
 REQUEST_FILE = "request.pem"
 LIST_FILE = "revoked.pem"
 ISSUED = "issued"
 _CA_KEY = "ca.key"
-_LOOPBACK = ("127.0.0.1:", "localhost:", "[::1]:")
 
 
 @dataclass(frozen=True)
@@ -118,6 +117,11 @@ def admit(directory: Path, proposal: Proposal, *, days: int | None = None, passp
     folder = base.parent if known and model.peer.index == index else directory / f"peer-{index}"
     if not known:
         _refuse_taken(folder)
+    start = model.training.warm_start
+    # One of the cluster's own files lies in every folder of it.
+    copied = None
+    if not known and start is not None and (base.parent / start).parent == base.parent:
+        copied = base.parent / start, read_named(base.parent, start, key="training.warm_start")
     older = folder / "peer.pem"
     if older.exists() and is_signed_by(older.read_bytes(), authority.certificate):
         _keep(directory, identify(older.read_bytes(), str(older)), older.read_bytes())
@@ -128,10 +132,8 @@ def admit(directory: Path, proposal: Proposal, *, days: int | None = None, passp
         write_bytes(folder / LIST_FILE, (directory / LIST_FILE).read_bytes())
     if not known:
         write_peer_file(folder / "peer.toml", _of_new_peer(model, index, entry))
-        start = model.training.warm_start
-        if start is not None and (base.parent / start).parent == base.parent:
-            # It lies in every folder of the cluster.
-            write_bytes(folder / start, (base.parent / start).read_bytes())
+        if copied is not None:
+            write_bytes(folder / copied[0].name, copied[1])
     return Admitted(identity, index, entry, folder, known)
 
 
@@ -215,7 +217,10 @@ def _new_entry(model: Config, name: str, advertise: str | None, relay: str | Non
     if (why := why_no_name(name, (peer.name for peer in model.peers))) is not None:
         raise ConfigError(f"cannot be the name of a new peer: {why}", key="name", value=name)
     if advertise is not None:
-        dialled_address(advertise, key="advertise")
+        host, _ = dialled_address(advertise, key="advertise")
+        if is_loopback(host):
+            listed = [split_address(each.advertise, key="advertise")[0] for each in model.peers if each.advertise]
+            refuse_mixed_loopback([host, *listed])
     dialled = {peer.name for peer in model.peers if peer.advertise is not None}
     if relay is not None and advertise is not None:
         raise ConfigError(f"is not needed: {name} can be dialled at {advertise}", key="--relay", value=relay)
@@ -243,7 +248,8 @@ def _refuse_taken(folder: Path) -> None:
 def _of_new_peer(model: Config, index: int, entry: PeerAddress) -> Config:
     listen = ""
     if entry.advertise is not None:
-        local = all((peer.advertise or "").startswith(_LOOPBACK) for peer in (*model.peers, entry))
-        listen = join_address("127.0.0.1" if local else "0.0.0.0", int(entry.advertise.rpartition(":")[2]))
+        places = [split_address(each.advertise, key="advertise") for each in (*model.peers, entry) if each.advertise]
+        local = len(places) > len(model.peers) and all(is_loopback(host) for host, _ in places)
+        listen = listening_address(*places[-1], local=local)
     own = model.peer.model_copy(update={"index": index, "listen": listen})
     return model.model_copy(update={"peers": (*model.peers, entry), "peer": own})

@@ -176,6 +176,24 @@ def test_a_new_device_gets_the_model_that_the_run_starts_from() -> None:
     config = load(Path("kits/peer-2/peer.toml"), environment={})
     assert config.training.warm_start == "start.safetensors"
     assert Path("kits/peer-2/start.safetensors").read_bytes() == b"weights"
+    Path("kits/peer-2/start.safetensors").unlink()
+    before = sorted(Path("kits").rglob("*"))
+    assert sotto("init", "--join", "attic", "--name", "attic").exit_code == 0
+    refused = sotto("sign", "kits", "attic/request.pem", "--yes")
+    assert "training.warm_start: cannot be read" in refused.output
+    assert sorted(Path("kits").rglob("*")) == before, "all is looked at before the first file is written"
+
+
+def test_a_new_device_needs_an_address_that_leads_to_it() -> None:
+    assert sotto("init", "cluster", "far", "--host", "10.0.0.1", "--host", "10.0.0.2").exit_code == 0
+    refused = sotto("init", "--join", "garage", "--name", "garage", "--host", "0.0.0.0")
+    assert "stands for all addresses" in refused.output
+    assert not Path("garage").exists()
+    assert sotto("init", "--join", "garage", "--name", "garage", "--host", "127.0.0.1").exit_code == 0
+    refused = sotto("sign", "far", "garage/request.pem", "--yes")
+    assert refused.exit_code == 2
+    assert "leads each device to itself" in refused.output
+    assert not Path("far/peer-2").exists()
 
 
 # -- lifetimes, the passphrase of the authority, the admission log -----------------------------------------------------

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from peer.config import Config, PeerAddress, SecurityOptions, load
-from peer.errors import ConfigError
+from peer.errors import ConfigError, SottoError
 from peer.net.security.certificates import Role
 from peer.net.security.credentials import load_credentials
 from peer.ops.cluster_files import Host, place_peers, write_cluster
+from peer.run_plan import validate_config
 
 
 def test_a_cluster_on_one_machine(tmp_path: Path) -> None:
@@ -47,10 +48,10 @@ def test_the_operator_is_no_peer(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_cannot_be_reached_listens_nowhere(tmp_path: Path) -> None:
-    files = write_cluster(tmp_path, Config(), place_peers(None, ["10.0.0.1", "-", "fe80::1"], 7700))
+    files = write_cluster(tmp_path, Config(), place_peers(None, ["10.0.0.1", "-", "fd00::1"], 7700))
     configs = [load(file, environment={}) for file in files]
     assert [config.peer.listen for config in configs] == ["0.0.0.0:7700", "", "0.0.0.0:7700"]
-    assert [peer.advertise for peer in configs[0].peers] == ["10.0.0.1:7700", None, "[fe80::1]:7700"]
+    assert [peer.advertise for peer in configs[0].peers] == ["10.0.0.1:7700", None, "[fd00::1]:7700"]
 
 
 def test_an_insecure_cluster_has_no_certificates(tmp_path: Path) -> None:
@@ -179,3 +180,61 @@ def test_hosts_are_placed(num_peers: int | None, hosts: list[str], placed: list[
 def test_hosts_that_make_no_sense_are_refused(num_peers: int | None, hosts: list[str], fragment: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(fragment)):
         place_peers(num_peers, hosts, 7700)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        (["0.0.0.0", "10.0.0.2"], "stands for all addresses"),
+        (["::", "10.0.0.2"], "stands for all addresses"),
+        (["::ffff:0.0.0.0", "10.0.0.2"], "stands for all addresses"),
+        (["224.0.0.1", "10.0.0.2"], "of many devices"),
+        (["ff02::1", "10.0.0.2"], "of many devices"),
+        (["255.255.255.255", "10.0.0.2"], "of many devices"),
+        (["fe80::1", "fd00::2"], "needs a scope"),
+        (["10.0.0.256", "10.0.0.2"], "is no IPv4 address"),
+        (["10.1", "10.0.0.2"], "is no IPv4 address"),
+        (["a b", "c"], "neither a host name nor an IP address"),
+        (["a/b", "c"], "neither a host name nor an IP address"),
+        (["a_b", "c"], "no certificate can be made out"),
+        (["localhost", "10.0.0.2"], "leads each device to itself, and 10.0.0.2 is another one"),
+        (["10.0.0.2", "127.0.1.1"], "leads each device to itself"),
+        (["pi-a.local", "::1"], "leads each device to itself"),
+        (["LOCALHOST.", "::ffff:127.0.0.1", "pi-a"], "leads each device to itself"),
+    ],
+)
+def test_a_host_that_cannot_be_is_refused_before_anything_is_written(
+    tmp_path: Path, hosts: list[str], words: str
+) -> None:
+    with pytest.raises(SottoError, match=words):
+        write_cluster(tmp_path / "kits", Config(), place_peers(None, hosts, 7700))
+    assert not (tmp_path / "kits").exists()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "listen"),
+    [
+        (["::1", "[::1]:7811"], ["[::1]:7700", "[::1]:7811"]),
+        (["localhost", "localhost"], ["localhost:7700", "localhost:7701"]),
+        (["127.0.0.1", "127.0.0.2"], ["127.0.0.1:7700", "127.0.0.2:7700"]),
+        (["pi-a.local", "fd00::2"], ["0.0.0.0:7700", "0.0.0.0:7700"]),
+    ],
+)
+def test_a_peer_listens_where_others_dial_it(tmp_path: Path, hosts: list[str], listen: list[str]) -> None:
+    files = write_cluster(tmp_path, Config(), place_peers(None, hosts, 7700))
+    assert [load(file, environment={}).peer.listen for file in files] == listen
+
+
+def test_what_else_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    config = load(None, overrides=["training.warm_start=missing.safetensors"], environment={})
+    with pytest.raises(ConfigError, match=r"training\.warm_start: cannot be read"):
+        write_cluster(tmp_path / "kits", config, place_peers(2, [], 7700), base=tmp_path, to_be_copied=True)
+    assert not (tmp_path / "kits").exists()
+
+
+def test_an_address_of_an_older_list_that_leads_nowhere_is_warned_about(tmp_path: Path) -> None:
+    (file, _) = write_cluster(tmp_path, Config(), place_peers(None, ["10.0.0.1", "10.0.0.2"], 7700))
+    file.write_text(file.read_text().replace("10.0.0.2:7700", "0.0.0.0:7700"))
+    said = [each for each in validate_config(load(file, environment={}), tmp_path) if each.key == "peers.1.advertise"]
+    assert [each.level for each in said] == ["warning"]
+    assert "0.0.0.0:7700 stands for all addresses" in said[0].sentence
