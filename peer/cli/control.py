@@ -39,7 +39,8 @@ def status(config_file: Path | None, directory: Path | None, everybody: bool, as
     """Show the round, loss, accuracy, traffic and neighbours of one peer or of all peers.
 
     Without options, it asks the peer configured in ./peer.toml. A peer that does not answer is listed as finished,
-    left, lost or not joined if its state folder, or a peer that answers, says so. Otherwise it is unreachable, and the
+    left, lost or not joined if its state folder, or a peer that answers, says so, and as connected if it has a link to
+    a peer that answers: one without an address can be asked on its device alone. Otherwise it is unreachable, and the
     exit code is 6. So it is for a peer that answers what no peer can; the others are shown all the same.
 
     \b
@@ -301,8 +302,10 @@ def _settle(
     if found is None and peer in (None, config.peer.index):
         found = standing.from_folder(config, base)
     if found is not None:
-        del answer["error"], answer["exit_code"]
-        answer |= {"state": found.state, "told_by": found.told_by, "note": found.sentence}
+        del answer["exit_code"]
+        why = f" ({answer.pop('error')})"
+        note = found.sentence + (why if found.state == "connected" else "")
+        answer |= {"state": found.state, "told_by": found.told_by, "note": note}
         answer |= {} if found.round is None else {"round": found.round}
 
 

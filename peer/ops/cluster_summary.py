@@ -135,7 +135,7 @@ def _ended(members: Sequence[Member]) -> str:
     states = [member.state for member in members]
     if all(state in ("completed", *standing.FINAL, "joining", "not joined") for state in states):
         return "completed"
-    running = sum(member.answer is not None for member in members)
+    running = sum(member.answer is not None for member in members) + states.count("connected")
     unknown = states.count("unreachable")
     parts = [f"{running} of {len(members)} peers are running"] if running else []
     if unknown:

@@ -214,7 +214,7 @@ def _address(entry: PeerAddress, listen: str | None) -> str:
     if listen:
         host, _, port = listen.rpartition(":")
         return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "") else f"{host}:{port}"
-    raise PeerUnreachable("cannot be queried because it accepts no connections; see the log on its device")
+    raise PeerUnreachable("accepts no connections: run the command on its device, or see the log there")
 
 
 def _own_socket(config: Config, base: Path) -> str | None:

@@ -21,7 +21,7 @@ from peer.state.metrics import MetricsStore
 FINAL = ("lost", "left", "finished")
 """States that a peer keeps."""
 
-_BY_WEIGHT = (*FINAL, "joining", "not joined")
+_BY_WEIGHT = (*FINAL, "joining", "not joined", "connected")
 """Where peers say different things of another one, the first counts: the rest is what some have not heard of yet."""
 
 
@@ -29,7 +29,7 @@ _BY_WEIGHT = (*FINAL, "joining", "not joined")
 class Standing:
     """What is known of a peer that does not answer."""
 
-    state: Literal["finished", "left", "lost", "joining", "not joined"]
+    state: Literal["finished", "left", "lost", "joining", "not joined", "connected"]
     told_by: str
     """The name of a peer, or what says so on disk."""
     round: int | None = None
@@ -45,6 +45,7 @@ class Standing:
             "lost": "was excluded from the run as lost",
             "joining": "is about to join",
             "not joined": "has not joined yet",
+            "connected": "is connected",
         }
         return f"{what[self.state]}, says {self.told_by}"
 
@@ -73,11 +74,16 @@ def from_metrics(file: Path, config: Config, index: int) -> Standing | None:
 
 
 def from_answers(name: str, answers: Iterable[Mapping[str, Any]]) -> Standing | None:
-    """Return what the peers that answered know of another one; None if they take it for a member that trains."""
+    """Return what the peers that answered know of another one; None if they take it for a member that trains, and none
+    of them is connected to it."""
     said = [
         Standing(each["peers"][name]["state"], str(each["name"]))
         for each in answers
         if name in each.get("peers", {}) and each["peers"][name].get("state") in _BY_WEIGHT
+    ]
+    # Nobody can dial one that has no address, or not from here; its neighbours hear it all the same.
+    said += [
+        Standing("connected", str(each["name"])) for each in answers if each.get("links", {}).get(name, {}).get("up")
     ]
     return min(said, key=lambda standing: _BY_WEIGHT.index(standing.state), default=None)
 

@@ -211,12 +211,14 @@ class Observer:
     def _view(self, member: Member, indices: Mapping[str, int], criterion: Criterion | None) -> PeerView:
         """Return a peer that is asked."""
         latest, answer = self.figures.latest.get(member.index), member.answer
+        # Of one that is connected it matters why it cannot be asked.
+        settled = None if member.standing is None or member.standing.state == "connected" else member.standing.sentence
         figures = {} if latest is None else latest.figures
         view = PeerView(
             index=member.index,
             name=printable(member.name),
             state=self._silent_state(member),
-            problem=printable(member.standing.sentence if member.standing else member.problem or "") or None,
+            problem=printable(settled or member.problem or "") or None,
             round=None if latest is None or latest.round < 0 else latest.round + 1,
             loss=None if latest is None else latest.loss,
             figure=None if criterion is None else figures.get(criterion.name),
@@ -279,16 +281,14 @@ class Observer:
         )
 
     def _heard(self, view: PeerView, answers: Mapping[int, Mapping[str, Any]]) -> PeerView:
-        """Return a peer that does not answer as diverged or connected, if others say that it is."""
-        if view.state != "unreachable":
+        """Return a peer that does not answer as diverged, if others say that it is."""
+        if view.state not in ("unreachable", "connected"):
             return view
         for answer in answers.values():
             for claim in answer.get("diverged", []):
                 if claim["name"] == view.name:
                     problem = printable(f"{claim['reason']}, says {claim['told_by']}")
                     return PeerView(**{**vars(view), "state": "diverged", "problem": problem})
-        if any(answer["links"].get(view.name, {}).get("up") for answer in answers.values()):
-            return PeerView(**{**vars(view), "state": "connected"})
         return view
 
     def _look_at_edges(self, answers: Mapping[int, Mapping[str, Any]], states: Mapping[int, str]) -> list[EdgeView]:

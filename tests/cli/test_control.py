@@ -24,6 +24,7 @@ class Daemons:
     def __init__(self) -> None:
         self.calls: list[tuple[int | None, str, str]] = []
         self.silent, self.refusing, self.lying = set[int](), set[int](), set[int]()
+        self.links: dict[str, object] = {}
 
     async def ask(
         self, config: Config, base: Path, peer_index: int | None, verb: str, arguments: object = None
@@ -36,7 +37,8 @@ class Daemons:
             raise SecurityError("it does not allow it")
         if index in self.lying:
             raise RemoteProtocolError("answered with nonsense")
-        return {"round": 7, "rounds": 9, "state": "training", "neighbors": 2, "neighbors_up": 1}
+        status = {"round": 7, "rounds": 9, "state": "training", "neighbors": 2, "neighbors_up": 1}
+        return status | ({"links": self.links} if verb == "status" else {})
 
 
 @pytest.fixture
@@ -79,6 +81,19 @@ def test_a_silent_peer_is_listed_and_gives_exit_code_6(verb: str, daemons: Daemo
     assert "peer-2" in result.stdout
     answers = json.loads(sotto(verb, "--run", "kits", "--json").stdout)
     assert [answer.get("state") for answer in answers] == ["training", "unreachable", "training"]
+
+
+def test_a_silent_peer_that_a_neighbour_hears_is_connected_and_cannot_be_stopped_from_here(daemons: Daemons) -> None:
+    daemons.silent, daemons.links = {2}, {"peer-2": {"up": True}}
+    result = sotto("status", "--run", "kits")
+    assert result.exit_code == 0
+    assert "peer-2 is connected, says peer-0 (cannot be reached at" in " ".join(result.stdout.split())
+    third = json.loads(sotto("status", "--run", "kits", "--json").stdout)[2]
+    assert (third["state"], third["told_by"], "error" in third) == ("connected", "peer-0", False)
+    daemons.links = {"peer-2": {"up": False}}
+    assert sotto("status", "--run", "kits").exit_code == 6
+    daemons.links = {"peer-2": {"up": True}}
+    assert sotto("stop", "--run", "kits").exit_code == 6, "it goes on"
 
 
 @pytest.mark.parametrize("verb", ["status", "stop"])
@@ -127,7 +142,7 @@ def test_a_peer_that_listens_nowhere_is_listed_as_unreachable(verb: str, behind_
     assert result.exit_code == 6
     answers = json.loads(result.stdout)
     assert [answer["state"] for answer in answers] == ["unreachable", "unreachable"]
-    assert "accepts no connections" in answers[1]["error"]
+    assert "accepts no connections: run the command on its device" in answers[1]["error"]
 
 
 def test_removing_a_peer_with_nobody_there_says_so(behind_nat: None) -> None:

@@ -61,8 +61,9 @@ def test_a_damaged_folder_tells_nothing(name: str, tmp_path: Path) -> None:
     assert from_folder(CONFIG, tmp_path) is None
 
 
-def answer(name: str, **others: str) -> dict[str, Any]:
-    return {"name": name, "peers": {other: {"state": state} for other, state in others.items()}}
+def answer(name: str, *, linked: bool = False, **others: str) -> dict[str, Any]:
+    links = {other: {"up": linked} for other in others}
+    return {"name": name, "links": links, "peers": {other: {"state": state} for other, state in others.items()}}
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,8 @@ def answer(name: str, **others: str) -> dict[str, Any]:
         ([answer("ada", ben="member"), answer("cleo", ben="lost")], Standing("lost", "cleo")),
         ([answer("ada", ben="not joined"), answer("cleo", ben="joining")], Standing("joining", "cleo")),
         ([answer("ada", ben="finished"), answer("cleo", ben="left")], Standing("left", "cleo")),
+        ([answer("ada", ben="member"), answer("cleo", linked=True, ben="member")], Standing("connected", "cleo")),
+        ([answer("ada", linked=True, ben="joining")], Standing("joining", "ada")),
         # Of an earlier release, and of a peer that says what no peer says.
         ([{"name": "ada"}, answer("cleo", ben="on fire")], None),
     ],
@@ -85,6 +88,7 @@ def test_of_what_others_say_the_latest_news_count(answers: list[dict[str, Any]],
 
 def test_it_is_told_as_a_sentence() -> None:
     assert Standing("finished", "ada").sentence == "has finished, says ada"
+    assert Standing("connected", "ada").sentence == "is connected, says ada"
     assert (
         Standing("left", "its state folder", 30).sentence == "has left the run after 30 rounds, says its state folder"
     )
