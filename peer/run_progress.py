@@ -45,7 +45,9 @@ class Progress:
     rounds: int
     """Rounds of the whole run."""
     elapsed_s: float
-    """Real seconds since the run began."""
+    """Real seconds since the run began, or was resumed."""
+    begun_at_round: int = 0
+    """Rounds that had been completed then."""
     peers: tuple[PeerProgress, ...] = ()
     ready: int | None = None
     """How many peers can begin; None where none is awaited any more."""

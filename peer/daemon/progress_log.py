@@ -55,6 +55,10 @@ class ProgressLog:
         status = self._status()
         done, rounds = int(status["round"]), int(status["rounds"])
         round_s = self._seconds_per_round(now, done)
+        if status.get("name") not in status.get("members", (status.get("name"),)):
+            # A newcomer: the rounds that it is given when it becomes a member were trained by others.
+            self._seen.clear()
+            round_s = None
         parts = [f"round {done} of {rounds}"]
         if (loss := status.get("loss")) is not None:
             parts.append(f"loss {loss:.3g}")

@@ -473,6 +473,7 @@ def up(
                     ready=None if (ready := cluster.num_ready) == cluster.num_peers else ready,
                     rounds=config.run.rounds,
                     elapsed_s=time.monotonic() - started,
+                    begun_at_round=min(filter(None, begin), default=0),
                     peers=tuple(peers),
                     criterion=cluster.setup.criterion,
                     averaged_figure=cluster.averaged_figure,
@@ -489,6 +490,7 @@ def up(
     ended: str = "completed"
     failure: SottoError | None = None
     try:
+        # Of a newcomer it is 0 until it joins, with rounds that it has not trained.
         begin = [peer.round for peer in cluster.poll()]
         cluster.start()
         while not cluster.finished():

@@ -185,10 +185,11 @@ def _compared(progress: Progress, value: float | None) -> str:
 
 
 def _remaining_s(progress: Progress) -> float | None:
+    done = progress.round - progress.begun_at_round
     # Early rounds wait for connections: too soon to tell.
-    if progress.round < 20 or progress.round >= progress.rounds:
+    if done < 20 or progress.round >= progress.rounds:
         return None
-    return progress.elapsed_s / progress.round * (progress.rounds - progress.round)
+    return progress.elapsed_s / done * (progress.rounds - progress.round)
 
 
 def _peer_table(progress: Progress, width: int) -> RenderableType:

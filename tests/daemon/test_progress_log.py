@@ -90,6 +90,19 @@ def test_a_peer_that_was_put_back_begins_to_measure_anew() -> None:
     assert "2.0 s a round" in peer.at(30.0, round=55)
 
 
+def test_rounds_that_a_newcomer_is_given_say_nothing_of_its_speed() -> None:
+    peer = Peer()
+    peer.status |= {"name": "garage", "members": ["ada"]}
+    peer.at(0.0)
+    assert "left" not in peer.at(2.0, round=500)
+    assert "left" not in peer.at(4.0, round=500, members=["ada", "garage"])
+    assert "2.0 s a round, about 16 min 38 s left" in peer.at(6.0, round=501)
+    # It was lost, and comes back as a newcomer.
+    assert "left" not in peer.at(8.0, round=502, members=["ada"])
+    assert "left" not in peer.at(10.0, round=900, members=["ada", "garage"])
+    assert "1.0 s a round, about 1 min 35 s left" in peer.at(15.0, round=905)
+
+
 def test_lines_of_the_log_become_rare(caplog: pytest.LogCaptureFixture) -> None:
     peer = Peer()
     lines = []

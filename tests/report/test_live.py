@@ -57,6 +57,11 @@ def test_the_table_has_every_peer_and_the_figures_of_the_run() -> None:
     assert "1/2" in text
 
 
+def test_the_time_left_is_that_of_the_rounds_since_the_run_was_resumed() -> None:
+    assert "12.0 s left" in shown(replace(RUN, elapsed_s=4.0, begun_at_round=20))
+    assert "left" not in shown(replace(RUN, elapsed_s=1.0, begun_at_round=39))
+
+
 def test_a_narrow_terminal_shows_fewer_columns_whole() -> None:
     peers = tuple(replace(PEERS[0], name=f"peer-{index}", payload_bytes=10**8, round=1000) for index in range(8))
     text = shown(replace(RUN, peers=peers, rounds=1000), width=80)
