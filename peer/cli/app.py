@@ -41,6 +41,7 @@ EXIT_CODES: dict[int, str] = {
 
 _OF_THE_MACHINE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO}
+    | {errno.EACCES, errno.EPERM}
 )
 """What the operating system may refuse anywhere: it is nobody's bug, wherever it is noticed."""
 
@@ -305,9 +306,12 @@ def _note_debug(context: click.Context, option: click.Parameter, debug: bool) ->
 
 
 def _complain(text: str) -> None:
+    # As the last line of a log it has its time, as the other lines have.
+    is_logged = logging.getLogger().isEnabledFor(logging.INFO)
+    form = LineFormatter("%(asctime)s sotto: error: %(message)s" if is_logged else "sotto: error: %(message)s")
     # Where nothing can be written, not even this, the exit code still says what went wrong.
     with suppress(OSError):
-        click.echo(f"sotto: error: {printable(' '.join(text.split()), None)}", err=True)
+        click.echo(form.format(logging.makeLogRecord({"msg": " ".join(text.split())})), err=True)
 
 
 def _show_traceback(error: Exception) -> None:

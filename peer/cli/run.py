@@ -29,6 +29,7 @@ def run(config_file: Path | None, settings: tuple[str, ...]) -> int:
       sotto run --config kits/peer-0/peer.toml
       SOTTO_PEER__LISTEN=0.0.0.0:7800 sotto run -v
     """
+    raise_log_level()
     config, base = load_peer(config_file, settings)
     # The code of a task may change the working directory.
     file, base = (config_file or DEFAULT_FILE).absolute(), base.absolute()
@@ -38,5 +39,4 @@ def run(config_file: Path | None, settings: tuple[str, ...]) -> int:
     with quick_imports():
         from peer.daemon import process
 
-    raise_log_level()
     return process.run(config, base, lambda: load_peer(file, settings)[0])

@@ -74,8 +74,11 @@ _KINDS: Mapping[int, type[SottoError]] = {
 }
 
 
+_ERROR = r"(?:\d{4}-\S+ \S+ )?sotto: error: "
+"""What stands in front of an error, with or without its time."""
+
 _TRACEBACK = re.compile(
-    r"^Traceback \(most recent call last\):\n(?:(?!\d{4}-).*\n)*(?=sotto: error: .*\s*\Z)", re.MULTILINE
+    rf"^Traceback \(most recent call last\):\n(?:(?!\d{{4}}-).*\n)*(?={_ERROR}.*\s*\Z)", re.MULTILINE
 )
 """At the end of a log: what --debug prints before the sentence. Lines of log records begin with the date."""
 
@@ -247,7 +250,7 @@ class Cluster:
     def last_words(self, index: int) -> str:
         """Return the last line that a peer logged, without what `sotto` puts in front of errors."""
         lines = self._log(index).strip().splitlines()
-        return lines[-1].removeprefix("sotto: error: ") if lines else "it logged nothing"
+        return re.sub(f"^{_ERROR}", "", lines[-1]) if lines else "it logged nothing"
 
     def last_traceback(self, index: int) -> str | None:
         """Return the traceback with which a peer ended, if it ran under --debug."""
