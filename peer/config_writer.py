@@ -125,7 +125,7 @@ def write_bytes(path: Path, data: bytes, *, force: bool = True) -> None:
 def refuse_existing(path: Path) -> None:
     """Raise ConfigError if there is such a file."""
     if path.exists():
-        raise ConfigError("already exists; --force overwrites it", file=str(path))
+        raise ConfigError("already exists; name another place, or overwrite it with --force", file=str(path))
 
 
 def _table(section: Section) -> tomlkit.items.Table:

@@ -108,4 +108,7 @@ def _read(path: Path) -> list[PeerAddress] | None:
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, ValidationError):
-        raise StateError(f"{path} is damaged; delete it if peer.toml lists the peers that the run began with") from None
+        raise StateError(
+            f"{path} is damaged; restore it from a copy, or delete it if peer.toml lists the peers that the run began"
+            " with"
+        ) from None

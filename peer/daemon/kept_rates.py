@@ -72,6 +72,6 @@ def _read(disk: Disk) -> KeptRates:
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         pass
     raise StateError(
-        f"{FILE} is damaged; delete it, and set algorithm.averaging_rate, and with a modulo code algorithm.theta_value,"
-        " to what the run began with"
+        f"{FILE} is damaged; restore it from a copy, or delete it and set algorithm.averaging_rate, and with a modulo"
+        " code algorithm.theta_value, to what the run began with"
     )

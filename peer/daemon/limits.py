@@ -216,4 +216,6 @@ def _read(disk: Disk) -> Usage:
         found = parse_json(disk.read(FILE))
         return Usage(str(found["day"]), int(found["day_bytes"]), int(found["month_bytes"]))
     except (OSError, ValueError, TypeError, KeyError):
-        raise StateError(f"{FILE} is damaged; delete it to count this day and month from 0") from None
+        raise StateError(
+            f"{FILE} is damaged; restore it from a copy, or delete it to count this day and month from 0"
+        ) from None

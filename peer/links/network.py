@@ -265,7 +265,7 @@ def _built_switch() -> Path:
         # Its content is run, perhaps as root, and everybody may make a folder or a link of this name.
         make_own_folder(folder, 0o700)
     except OSError as error:
-        raise LinkError(f"{folder} cannot be used: {error.strerror}; remove it") from None
+        raise LinkError(f"{folder} cannot be used: {error.strerror}; move it away") from None
     program = folder / f"delay_switch-{hashlib.sha256(source).hexdigest()[:16]}"
     if not program.exists():
         beside = folder / f".{os.getpid()}"

@@ -134,7 +134,9 @@ def export_model(
     files = beside.files(output)
     for file in files:
         if file.exists() and not force:
-            raise ConfigError("already exists; --force overwrites it", file=str(file))
+            raise ConfigError(
+                "already exists; name another with --output, or overwrite it with --force", file=str(file)
+            )
     if beside.onnx or beside.onnx_int8:
         require_onnx()
     if not source.exists():

@@ -41,7 +41,10 @@ def read(disk: Disk) -> Incarnation:
     except OSError as error:
         raise StateError(f"{FILE}: cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError):
-        raise StateError(f"{FILE}: is damaged; delete the state folder, and start the peer again") from None
+        raise StateError(
+            f"{FILE}: is damaged; restore it from a copy, or rename the state folder: the peer then begins as one whose"
+            " state is lost"
+        ) from None
     return found
 
 

@@ -39,8 +39,8 @@ def read(disk: Disk) -> KeptProgress:
         return KeptProgress(era=int(document["era"]), signed=signed)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise StateError(
-            f"{FILE} cannot be read or is damaged; delete it, unless this peer was put back with `sotto rollback`:"
-            " then restore it from a copy"
+            f"{FILE} cannot be read or is damaged; restore it from a copy, or delete it, unless this peer was put back"
+            " with `sotto rollback`"
         ) from None
 
 

@@ -47,5 +47,5 @@ def _read(disk: Disk) -> int:
         raise StateError(f"{FILE}: cannot be read: {error.strerror}") from None
     except ValueError:
         raise StateError(
-            f"{FILE}: is damaged; delete it, and check the clock of this device before you start the peer again"
+            f"{FILE}: is damaged; rename it, and check the clock of this device before you start the peer again"
         ) from None

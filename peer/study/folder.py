@@ -106,7 +106,7 @@ class StudyFolder:
                     write_whole(file, content)
                     new += 1
                 elif file.read_bytes() != content:
-                    raise StateError(f"{other} and {file} are two measurements of one cell; delete one of the files")
+                    raise StateError(f"{other} and {file} are two measurements of one cell; move one away")
         return new
 
     def prediction(self, contender: Contender, profile: str) -> tuple[float | None, int]:

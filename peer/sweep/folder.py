@@ -79,7 +79,7 @@ class SweepFolder:
                     differing = [name for name in theirs.result if theirs.result[name] != ours.result.get(name)]
                     raise StateError(
                         f"{other} and {own} differ in {', '.join(differing)}: {planned.describe()} was computed with "
-                        "different versions or processors; delete one of the files"
+                        "different versions or processors; move one of the files away"
                     )
         return new
 

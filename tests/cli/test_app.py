@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -18,6 +21,8 @@ from peer import __version__, errors, native
 from peer.cli import app, listing
 from peer.cli.app import EXIT_CODES, SottoGroup, StopOnSignal
 from tests.cli.runner import sotto
+
+ROOT = Path(__file__).parents[2]
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -202,3 +207,39 @@ def test_json_has_no_numbers_that_json_cannot_read(capsys: pytest.CaptureFixture
 def test_a_group_keeps_the_commands_that_it_is_made_with() -> None:
     command = click.Command("some")
     assert SottoGroup(commands={"some": command}).commands["some"] is command
+
+
+def test_an_error_among_lines_with_their_times_has_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of a container is its log. A person who calls a command reads one sentence."""
+    monkeypatch.chdir(tmp_path)
+    assert sotto("status").stderr.startswith("sotto: error: ")
+    for command in (["run"], ["status", "-v"]):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d [\d:]{8},\d{3} sotto: error: .*peer.toml.*\n", sotto(*command).stderr)
+
+
+_DESTROYS = re.compile(r"\b(delete|erase|wipe|remove (its|the) (file|folder|state|volume)|rm -r|--force|--volumes)\b")
+_COMES_LAST = re.compile(r"\b(or|only)\b", re.IGNORECASE)
+
+
+def test_no_advice_begins_with_what_destroys_data() -> None:
+    """Whoever follows a sentence word by word loses nothing: what cannot be undone comes after what can."""
+    found = []
+    for file in (*ROOT.glob("peer/**/*.py"), ROOT / "deploy" / "container.py"):
+        for text in _sentences(ast.parse(file.read_text())):
+            advised = _DESTROYS.search(text)
+            if advised and not _COMES_LAST.search(text[: advised.start()]):
+                found.append(f"{file.name}: {text}")
+    assert found == []
+
+
+def _sentences(node: ast.AST, inside: bool = False) -> Iterator[str]:
+    """Yield the texts with a space in them that code raises or hands on, each whole."""
+    inside = inside or isinstance(node, (ast.Raise, ast.Call, ast.Return))
+    if isinstance(node, ast.JoinedStr):
+        yield ast.unparse(node)
+    elif isinstance(node, ast.Constant):
+        if inside and isinstance(node.value, str) and " " in node.value.strip():
+            yield node.value
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _sentences(child, inside)

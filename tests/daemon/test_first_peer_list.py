@@ -66,7 +66,7 @@ def test_the_state_of_another_run_is_refused(begun: Path) -> None:
     with pytest.raises(StateError, match="its list of peers does not include 'eve'"):
         first_peer_list.settle(config_of("eve", "dan", own="eve"), begun)
     (begun / "state" / first_peer_list.FILE).write_text('[{"name": 7}]')
-    with pytest.raises(StateError, match="is damaged; delete it if"):
+    with pytest.raises(StateError, match="restore it from a copy, or delete it if"):
         first_peer_list.settle(config_of(*NAMES, own="ben"), begun)
 
 

@@ -74,7 +74,7 @@ def test_a_run_of_an_earlier_release_keeps_its_first_theta(tmp_path: Path, name:
 )
 def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
-    with pytest.raises(StateError, match="delete it, and set"):
+    with pytest.raises(StateError, match="or delete it and set"):
         settled(tmp_path)
 
 

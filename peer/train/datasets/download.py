@@ -209,7 +209,7 @@ class _Tag:
 def _present(target: Path, sha256: str | None) -> Downloaded:
     found = _digest(target)
     if sha256 is not None and found != sha256:
-        raise DataError(f"{target} exists with the SHA-256 {found}, expected {sha256}; delete it to download it again")
+        raise DataError(f"{target} exists with the SHA-256 {found}, expected {sha256}; move it away to download it")
     return Downloaded(target, found, target.stat().st_size, 0)
 
 

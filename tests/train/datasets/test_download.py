@@ -57,7 +57,7 @@ def test_a_file_that_is_there_is_checked_and_not_fetched(shelf: Shelf, tmp_path:
     assert get(shelf, tmp_path).fetched == 0
     assert len(shelf.asked) == 1
     (tmp_path / "new/file").write_bytes(b"other")
-    with pytest.raises(DataError, match=r"exists with the SHA-256 .*; delete it"):
+    with pytest.raises(DataError, match=r"exists with the SHA-256 .*; move it away"):
         get(shelf, tmp_path)
     assert (tmp_path / "new/file").read_bytes() == b"other"
 
