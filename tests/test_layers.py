@@ -82,7 +82,7 @@ ROOMS: dict[str, set[str]] = {
         "start_model", "state", "train",
     },
     "adapters": {"errors", "own_loop"},
-    "api": {"adapters", "errors", "own_loop"},
+    "api": {"adapters", "errors", "own_loop", "train"},
     "ops": {
         "answers", "compress", "config", "config_writer", "criterion", "errors", "executors", "foreign_files",
         "foreign_text", "gossip", "net", "own_files", "precision_choice", "random", "round_record", "run_plan",

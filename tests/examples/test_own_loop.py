@@ -36,7 +36,8 @@ def test_the_page_leads_from_a_script_to_eight_processes(tmp_path: Path) -> None
         assert all(torch.equal(value, expected[name]) for name, value in model.items())
 
 
-def test_the_page_changes_two_lines_of_the_script_for_8_bits(tmp_path: Path) -> None:
+def test_the_page_changes_two_lines_of_the_script_for_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (script,) = (block.text for block in blocks(PAGE) if block.file == "train.py")
     (lines,) = (block.text.splitlines() for block in blocks(PAGE) if "eight_bit" in block.text)
     imported, changed = lines
