@@ -160,7 +160,7 @@ class Daemon:
                         self._peer_list.reload_when_asked(),
                         sync_now_and_then(self.saver),
                         transport.wait_closed(),
-                        ProgressLog(self.operator.status).watch(self.runtime.now),
+                        ProgressLog(self.operator.status, self._is_member).watch(self.runtime.now),
                         self._admissions.watch(),
                         self._releases.tell_now_and_then(),
                         *(() if self._progress is None else self._progress.helpers()),
@@ -224,6 +224,10 @@ class Daemon:
                 await self._evaluate(self._config.run.rounds)
         except DivergenceError as error:
             self._divergence.declare(Finding(self.loop.round, str(error)))
+
+    def _is_member(self) -> bool:
+        """Whether this peer takes part: not before it has joined, nor under a number that was declared lost."""
+        return self.local.number in self.loop.members
 
     @property
     def _is_trained(self) -> bool:

@@ -23,9 +23,9 @@ _NOTABLE_WAIT_S = 5.0
 class ProgressLog:
     """Watches one peer. The time is an argument, in seconds on any clock."""
 
-    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
-        """`status` returns what `sotto status` shows."""
-        self._status = status
+    def __init__(self, status: Callable[[], Mapping[str, Any]], is_member: Callable[[], bool]) -> None:
+        """`status` returns what `sotto status` shows, `is_member` whether this peer takes part."""
+        self._status, self._is_member = status, is_member
         self._seen: deque[tuple[float, int]] = deque()
         """(time, completed rounds), newest last; the first is the newest that is older than the window."""
         self._round_at: float | None = None
@@ -55,7 +55,7 @@ class ProgressLog:
         status = self._status()
         done, rounds = int(status["round"]), int(status["rounds"])
         round_s = self._seconds_per_round(now, done)
-        if status.get("name") not in status.get("members", (status.get("name"),)):
+        if not self._is_member():
             # A newcomer: the rounds that it is given when it becomes a member were trained by others.
             self._seen.clear()
             round_s = None

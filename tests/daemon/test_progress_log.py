@@ -27,7 +27,8 @@ class Peer:
             "state": "running", "round": 0, "rounds": 1000, "loss": None, "accuracy": None,
             "neighbors": 2, "neighbors_up": 0, "waiting_for": [],
         }  # fmt: skip
-        self.progress = ProgressLog(lambda: self.status)
+        self.is_member = True
+        self.progress = ProgressLog(lambda: self.status, lambda: self.is_member)
 
     def at(self, now: float, **status: Any) -> str:
         self.status |= status
@@ -92,15 +93,12 @@ def test_a_peer_that_was_put_back_begins_to_measure_anew() -> None:
 
 def test_rounds_that_a_newcomer_is_given_say_nothing_of_its_speed() -> None:
     peer = Peer()
-    peer.status |= {"name": "garage", "members": ["ada"]}
+    peer.is_member = False
     peer.at(0.0)
     assert "left" not in peer.at(2.0, round=500)
-    assert "left" not in peer.at(4.0, round=500, members=["ada", "garage"])
+    peer.is_member = True
+    assert "left" not in peer.at(4.0, round=500)
     assert "2.0 s a round, about 16 min 38 s left" in peer.at(6.0, round=501)
-    # It was lost, and comes back as a newcomer.
-    assert "left" not in peer.at(8.0, round=502, members=["ada"])
-    assert "left" not in peer.at(10.0, round=900, members=["ada", "garage"])
-    assert "1.0 s a round, about 1 min 35 s left" in peer.at(15.0, round=905)
 
 
 def test_lines_of_the_log_become_rare(caplog: pytest.LogCaptureFixture) -> None:

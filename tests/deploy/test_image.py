@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import os
 import re
 import stat
 import subprocess
@@ -15,6 +17,8 @@ from types import ModuleType
 import pytest
 import yaml
 
+from peer.config import Config, load
+from peer.net.security.credentials import load_credentials
 from peer.ops import enrollment
 
 ROOT = Path(__file__).parents[2]
@@ -141,6 +145,72 @@ def test_a_cluster_is_made_once_and_another_one_refused(
     assert "a cluster of 2 peers" in capsys.readouterr().err
 
 
+def test_kits_are_added_to_a_cluster_when_that_is_asked_for(
+    container: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kits, authority = tmp_path / "kits", tmp_path / "authority"
+    for index in range(4):
+        (kits / f"peer-{index}").mkdir(parents=True)
+    monkeypatch.setattr(container, "AUTHORITY", authority)
+    monkeypatch.setattr(container, "KITS", kits)
+    monkeypatch.setenv("SOTTO_PEERS", "2")
+    monkeypatch.setenv("SOTTO_OPTIONS", "--set run.rounds=7")
+    assert container.main(["init"]) == 0
+    before = {file: file.read_bytes() for file in kits.rglob("*") if file.is_file()}
+    # The volume of peer 1 is lost, and there are to be two more. A shell without the variables does nothing of it.
+    for file in (kits / "peer-1").iterdir():
+        file.unlink()
+    for missing in ({"SOTTO_PEERS": "8"}, {"SOTTO_PEERS": "8", "SOTTO_OPTIONS": ""}):
+        with monkeypatch.context() as changed:
+            for name, value in missing.items():
+                changed.setenv(name, value)
+            assert container.main(["init"]) == 2
+        advice = capsys.readouterr().err
+        assert re.match(r"\d{4}-\d\d-\d\d ", advice)
+        # Advice that destroys data never comes first.
+        assert 0 < advice.index("SOTTO_PEERS=2 and SOTTO_OPTIONS=--set run.rounds=7") < advice.index("--volumes")
+        assert ".env" in advice
+        assert "run --rm init add" in advice
+    monkeypatch.setenv("SOTTO_PEERS", "4")
+    assert container.main(["add"]) == 0
+    for index in range(4):
+        config = tomllib.loads((kits / f"peer-{index}" / "peer.toml").read_text())
+        assert config["peer"]["index"] == index
+        assert config["peer"]["listen"] == "0.0.0.0:7700"
+        assert config["peer"]["metrics_listen"] == "0.0.0.0:9470"
+        assert config["run"]["rounds"] == 7
+        assert config["peers"][index]["advertise"] == f"peer-{index}:7700"
+        load_credentials(config_of(kits, index).security, kits / f"peer-{index}", f"peer-{index}")
+        assert not (authority / "kits" / f"peer-{index}" / "peer.key").exists()
+    after = {file: file.read_bytes() for file in kits.rglob("*") if file.is_file()}
+    changed_files = {file for file, content in before.items() if after[file] != content}
+    assert changed_files == {kits / "peer-1" / "peer.key", kits / "peer-1" / "peer.pem"}
+    # It is what the cluster is from now on, and nothing is made twice.
+    assert container.main(["init"]) == container.main(["add"]) == 0
+    assert {file: file.read_bytes() for file in kits.rglob("*") if file.is_file()} == after
+    monkeypatch.setenv("SOTTO_PEERS", "3")
+    assert container.main(["add"]) == 2, "peers are taken out with `sotto leave` and `sotto remove`"
+
+
+def config_of(kits: Path, index: int) -> Config:
+    return load(kits / f"peer-{index}" / "peer.toml", environment={})
+
+
+def test_a_container_of_any_user_says_what_it_may_not_read(
+    container: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As OpenShift starts it: a user that no file knows, of group 0."""
+    assert "--group=root --mode=0770 /kits /authority $(seq -f /kits/peer-%g 0 7)" in DOCKERFILE
+
+    def refused() -> Path:
+        raise PermissionError(errno.EACCES, "Permission denied", "/kits/peer-0/peer.toml")
+
+    monkeypatch.setattr(container, "my_file", refused)
+    assert container.main(["health"]) == 1
+    said = capsys.readouterr().err
+    assert f"Permission denied: '/kits/peer-0/peer.toml': may user {os.getuid()} of group" in said
+
+
 def test_the_operators_container_can_revoke_what_init_made(
     container: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -160,4 +230,4 @@ def test_a_container_beyond_the_clusters_peers_ends_well(
     with pytest.raises(SystemExit) as ended:
         container.main(["peer"])
     assert ended.value.code == 0
-    assert "this cluster has 4 peers, and peer 4 is none of them" in capsys.readouterr().out
+    assert "this cluster has 4 peers, and peer 4 is none of them" in capsys.readouterr().err
