@@ -517,7 +517,7 @@ def check_data(task: Task, data: Data, name: str) -> None:
 def augments(task: Task) -> bool:
     """Return whether training batches are to be augmented, as far as one can tell."""
     kind = inner_task(task)
-    return not (isinstance(kind, Classification) and kind.augmentation is None)
+    return not (isinstance(kind, Classification) and kind.augmentation is None and kind.keeps("augment"))
 
 
 def seed_operators(seed: int, peer: int, t: int, local: int, device: torch.device) -> None:

@@ -110,7 +110,9 @@ class StackedTrainer:
         self._augments = augments(task)
         # Shifting and mirroring treats every sample alone, so that all peers' samples can be one batch.
         kind = inner_task(task)
-        self._augments_together = isinstance(kind, Classification) and kind.augmentation is crop_and_flip
+        self._augments_together = (
+            isinstance(kind, Classification) and kind.augmentation is crop_and_flip and kind.keeps("augment")
+        )
 
         model = make_start_model(task, options, seed, self._base)
         model.train()
