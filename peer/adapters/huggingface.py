@@ -36,6 +36,9 @@ class GossipCallback(JoiningCallback, TrainerCallback):
         """Leave, if the trainer has not come to its end."""
         self._is_open = False
         self._end(error)
+        if error is None:
+            # Other callbacks come after this one.
+            self._tell_replaced()
 
     # What the trainer calls.
 
@@ -61,6 +64,8 @@ class GossipCallback(JoiningCallback, TrainerCallback):
                 f"the trainer shares its model with {args.world_size - 1} more processes, which averages gradients"
                 " already; start one process for each peer, without torchrun or accelerate launch"
             )
+        if args.load_best_model_at_end:
+            self._replaced_by = ["load_best_model_at_end of the trainer's arguments"]
         self._begin(model, [optimizer, lr_scheduler], state.max_steps - state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:

@@ -52,6 +52,8 @@ class JoiningCallback:
         self._peer: Peer | None = None
         self._is_in = False
         """Whether the peer is in the block that `join` opens."""
+        self._replaced_by: list[str] = []
+        """What in the framework puts another model in the place of the run's when training ends."""
 
     @property
     def peer(self) -> Peer:
@@ -81,6 +83,15 @@ class JoiningCallback:
         if not self._is_in:
             return
         peer, self._is_in = self.peer, False
+        if error is None:
+            self._tell_replaced()
         peer.__exit__(None if error is None else type(error), error, None)
         if error is None and peer.stopped is not None:
             log.warning("%s left after %d of %d rounds: %s", peer.name, peer.round, peer.rounds, peer.stopped)
+
+    def _tell_replaced(self) -> None:
+        """Warn if the run has ended, and the model is another one now. To be called after all that replaces it, too."""
+        if self._peer is not None and self._replaced_by:
+            self._peer.tell_replaced(" or ".join(self._replaced_by))
+        elif self._peer is not None:
+            self._peer.tell_replaced()

@@ -11,6 +11,9 @@ from peer.adapters.joining import JoiningCallback
 from peer.errors import UsageError
 from peer.own_loop.kept_state import Stateful
 
+_REPLACE = ("WeightAveraging", "StochasticWeightAveraging")
+"""Callbacks that leave an average of the weights of this device alone."""
+
 
 class GossipCallback(JoiningCallback, Callback):
     """Trains the module of a `Trainer` together with others:
@@ -35,6 +38,9 @@ class GossipCallback(JoiningCallback, Callback):
                 " already; give it devices=1, and start one process for each peer"
             )
         kept: list[Stateful] = [*trainer.optimizers, *(each.scheduler for each in trainer.lr_scheduler_configs)]
+        for each in trainer.callbacks:
+            if any(kind.__name__ in _REPLACE for kind in type(each).__mro__):
+                self._replaced_by.append(f"the callback {type(each).__name__}")
         # Several optimizers are stepped by hand, as often as the module likes.
         steps = trainer.estimated_stepping_batches if pl_module.automatic_optimization else float("inf")
         self._begin(pl_module, kept, steps)
@@ -53,6 +59,10 @@ class GossipCallback(JoiningCallback, Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the run."""
         self._end(None)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Look at the model once more: other callbacks end after this one."""
+        self._tell_replaced()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the run, which the next start of the script continues."""

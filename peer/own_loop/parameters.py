@@ -20,7 +20,7 @@ from peer.compress.layout import Layout
 from peer.errors import LocalProtocolError, StateError, UsageError
 from peer.start_model import StartModel
 from peer.train.model_file import start_model
-from peer.train.moving import FrozenParameters, is_expanded, set_buffer_
+from peer.train.moving import Fingerprint, FrozenParameters, fingerprint, is_expanded, set_buffer_
 
 Vector = npt.NDArray[np.float32]
 
@@ -60,10 +60,25 @@ class ExchangedParameters:
         shapes = [tuple(parameter.shape) for parameter in self._parameters.values()]
         self.layout = Layout.of_shapes(shapes, list(self._parameters))
         self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
+        self._end: dict[str, Fingerprint] = {}
+        """What the run ended with; empty before."""
 
     def start_model(self) -> StartModel:
         """Return digests of all parameters and buffers, frozen ones included."""
         return replace(start_model(self.model), made_of=_MADE_OF)
+
+    def note_end(self) -> None:
+        """Take note of the parameters as those that the run ends with."""
+        self._end = {name: fingerprint(each) for name, each in self._parameters.items()}
+
+    def replaced(self) -> str | None:
+        """Return the name of a parameter that has other values than the run ended with, if there is one. Other types,
+        as of a model that is made smaller at the end, are no other values."""
+        for name, each in self.model.named_parameters():
+            is_same_kind = each.dtype == torch.float32 and each.shape == self._shapes.get(name)
+            if is_same_kind and name in self._end and fingerprint(each) != self._end[name]:
+                return name
+        return None
 
     def check_frozen(self) -> None:
         """Raise UsageError if a parameter that was frozen is trained now: before its steps are counted, and quickly."""

@@ -116,6 +116,9 @@ class Peer:
         """Where the random numbers of a resumed script go on, until its first step."""
         self._state: Literal["new", "training", "stopped", "completed", "closed"] = "new"
         self._stop_reason: str | None = None
+        self._saved_as = "the state folder of a real run"
+        """Where the model is that the run ended with."""
+        self._is_replacement_told = False
         self._round = 0
 
     # -- what is known of it -------------------------------------------------------------------------------------------
@@ -216,6 +219,7 @@ class Peer:
         if os.getpid() != self._process:
             return
         if self._state == "completed":
+            self.tell_replaced()
             # It has all it needs of the script; what is left are goodbyes.
             try:
                 end = self._meeting.wait_for_end()
@@ -296,7 +300,23 @@ class Peer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model as it is now to a safetensors file, with frozen parameters and buffers."""
+        self.tell_replaced()
         save_model(self._parameters.model, Path(path), metadata={"rounds": str(self._round)})
+
+    def tell_replaced(self, by: str = "something in the script") -> None:
+        """Warn once if the parameters have changed since the run ended, to those of a model that only this device has.
+        `by`: what may have done it."""
+        name = None if self._is_replacement_told else self._parameters.replaced()
+        if name is None:
+            return
+        self._is_replacement_told = True
+        log.warning(
+            "%s has replaced the model that the run ended with (parameter %s): other devices have other models now. The"
+            " run's is in %s. Leave the replacement out, or hold a moving average beside the model, in keep",
+            by,
+            name,
+            self._saved_as,
+        )
 
     def _exchange(self) -> None:
         assert self._base is not None
@@ -381,7 +401,9 @@ class Peer:
                     self._meeting.answer(self._measure(z))
                 case Finish(z, path):
                     self._parameters.write(z)
+                    self._parameters.note_end()
                     if path is not None:
+                        self._saved_as = str(path)
                         save_model(self._parameters.model, path, metadata={"rounds": str(self.rounds)})
                     self._state, self._round = "completed", self.rounds
                     self._meeting.answer(None)

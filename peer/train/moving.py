@@ -22,11 +22,11 @@ class FrozenParameters:
     def __init__(self, model: nn.Module) -> None:
         """They are where training begins."""
         self._model = model
-        self._start = {name: _fingerprint(each) for name, each in self._now()}
+        self._start = {name: fingerprint(each) for name, each in self._now()}
 
     def moved(self) -> dict[str, torch.Tensor]:
         """Return those that are others than at the start, by name; not copies. It takes one reading of all."""
-        return {name: each.detach() for name, each in self._now() if self._start.get(name) != _fingerprint(each)}
+        return {name: each.detach() for name, each in self._now() if self._start.get(name) != fingerprint(each)}
 
     def restore_(self, kept: Mapping[str, torch.Tensor]) -> None:
         """Set parameters to what `moved` returned. Raises ValueError for those of another model."""
@@ -96,7 +96,7 @@ def is_expanded(tensor: torch.Tensor) -> bool:
     )
 
 
-def _fingerprint(tensor: torch.Tensor) -> Fingerprint:
+def fingerprint(tensor: torch.Tensor) -> Fingerprint:
     """Return numbers that differ where values do, computed where the tensor is: sums of its bits."""
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         return (tensor._version,)

@@ -50,10 +50,9 @@ def arguments(folder: Path, **options: Any) -> Any:
         gradient_accumulation_steps=ACCUMULATED,
         weight_decay=0.01,
         report_to="none",
-        save_strategy="no",
         disable_tqdm=True,
         use_cpu=True,
-        **settings,
+        **({"save_strategy": "no"} | settings),
     )
 
 
@@ -67,6 +66,7 @@ def make_trainer(model: Any, folder: Path, samples: Texts, *callbacks: Any, **op
         model,
         arguments(folder, **options),
         train_dataset=samples,
+        eval_dataset=samples,
         compute_loss_func=mean_loss,
         callbacks=list(callbacks),
     )
@@ -159,3 +159,41 @@ def test_it_belongs_into_a_with_block(tmp_path: Path) -> None:
         make_trainer(make_model(), tmp_path / "out", Texts(0), callback).train()
     with pytest.raises(sottovoce.UsageError, match="no peer yet"):
         callback.peer.save("model.safetensors")
+
+
+class Halving(transformers.TrainerCallback):  # type: ignore[misc]
+    """Changes the model in its own way."""
+
+    def on_train_end(self, *others: Any, model: Any, **more: Any) -> None:
+        model.classifier.weight.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("by", [None, "load_best_model_at_end of the trainer's arguments", "something in the script"])
+def test_what_replaces_the_model_of_the_run_is_named(
+    by: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With all-reduce, the run ends with one model on all devices, and the best of each is another one: here, the one
+    with the largest loss."""
+    options: dict[str, Any] = {}
+    if by is not None and by.startswith("load_best"):
+        options = {
+            "load_best_model_at_end": True,
+            "metric_for_best_model": "loss",
+            "greater_is_better": True,
+            "eval_strategy": "steps",
+            "save_strategy": "steps",
+            "eval_steps": 1,
+            "save_steps": 1,
+        }
+
+    def script(where: sottovoce.Place) -> str:
+        model = make_model()
+        with GossipCallback(where, every=EVERY) as callback:
+            callbacks = [callback, Halving()] if by == "something in the script" else [callback]
+            make_trainer(model, tmp_path / str(where.index), Texts(where.index), *callbacks, **options).train()
+        return digest_of(model)
+
+    sottovoce.simulate(script, kit(tmp_path))
+    told = [line for line in caplog.messages if "replaced the model that the run ended with" in line]
+    assert len(told) == (2 if by else 0)
+    assert all(line.startswith(f"{by} has replaced") for line in told)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.adapters.kits import EVERY, ROUNDS, digits, kit
-from tests.own_loop.scripts import digest_of, write_kits
+from tests.own_loop.scripts import digest_of, vector_of, write_kits
 
 lightning = pytest.importorskip("lightning.pytorch", reason="needs lightning: the extra lightning installs it")
 
@@ -86,11 +86,10 @@ class Pair(Classifier):
 
 
 def trainer(folder: Path, callback: GossipCallback, **options: Any) -> Any:
-    settings = {"max_epochs": -1, **options}
+    settings = {"max_epochs": -1, "callbacks": [callback], **options}
     return lightning.Trainer(
         default_root_dir=str(folder),
         accelerator="cpu",
-        callbacks=[callback],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -183,3 +182,42 @@ def test_a_trainer_that_fails_leaves_no_peer_behind_and_the_next_start_continues
     assert (callback.peer.round, callback.peer.steps, own.global_step) == (ROUNDS, STEPS, STEPS - EVERY)
     # The schedule went on where it was: a cosine is at 0 after all steps.
     assert own.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+
+
+def fitted(folder: Path, *others: Any, first: bool = True) -> list[torch.Tensor]:
+    """Return the final parameters of two simulated peers whose trainers have callbacks beside."""
+
+    def script(where: sottovoce.Place) -> torch.Tensor:
+        module = Classifier()
+        gossip = GossipCallback(where, every=EVERY)
+        extra = [make() for make in others]
+        both = trainer(folder / str(where.index), gossip, callbacks=[gossip, *extra] if first else [*extra, gossip])
+        both.fit(module, loader(where.index))
+        return vector_of(module)
+
+    return list(sottovoce.simulate(script, kit(folder)).results)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before it", "after it"])
+@pytest.mark.parametrize("kind", ["EMAWeightAveraging", "WeightAveraging", "Scaling"])
+def test_a_callback_that_replaces_the_model_of_the_run_is_named(
+    kind: str, first: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With all-reduce, the run ends with one model on all devices, and each average is one device's own."""
+    make = Scaling if kind == "Scaling" else getattr(lightning.callbacks, kind)
+    one, other = fitted(tmp_path / "plain", first=first)
+    assert torch.equal(one, other)
+    assert "replaced the model" not in caplog.text
+    replaced, _ = fitted(tmp_path / "replaced", make, first=first)
+    assert not torch.equal(replaced, one)
+    told = [line for line in caplog.messages if "replaced the model that the run ended with" in line]
+    assert len(told) == 2
+    by = "something in the script" if kind == "Scaling" else f"the callback {kind}"
+    assert all(line.startswith(f"{by} has replaced") and "(parameter layers.0.weight)" in line for line in told)
+
+
+class Scaling(lightning.Callback):  # type: ignore[misc]
+    """Changes the model in its own way."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.layers[0].weight.data.mul_(0.5)

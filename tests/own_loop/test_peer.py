@@ -8,6 +8,7 @@ import shutil
 import signal
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -365,3 +366,46 @@ def test_pairs_train_scripts_too(tmp_path: Path) -> None:
     found = sottovoce.simulate(scripts.adamw, files[0], step_s=1.0, latency_s=0.1)
     assert {outcome.steps for outcome in found.results} == {36}
     assert found.virtual_s >= 12.0
+
+
+def halve(model: nn.Module) -> None:
+    model[0].weight.data.mul_(0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_told"),
+    [
+        (halve, True),
+        (lambda model: setattr(model[0], "weight", nn.Parameter(torch.zeros_like(model[0].weight))), True),
+        (lambda model: model.eval(), False),
+        (lambda model: model.requires_grad_(False), False),
+        (lambda model: model.half(), False),
+        (lambda model: model[1].running_mean.zero_(), False),
+    ],
+    ids=["values", "another tensor", "mode", "frozen", "type", "buffer"],
+)
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_model_that_is_replaced_after_the_last_exchange_is_told_once(
+    change: Callable[[nn.Module], object], is_told: bool, saves: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, file = make_model(), kit(tmp_path)
+    with sottovoce.join(model, file, every=1) as peer:
+        while not peer.done:
+            halve(model)
+            peer.step()
+        change(model)
+        if saves:
+            peer.save(tmp_path / "own.safetensors")
+    told = [line for line in caplog.messages if "has replaced the model that the run ended with" in line]
+    assert len(told) == is_told
+    of_the_run = file.parent / "state" / "model.safetensors"
+    assert all("(parameter 0.weight)" in line and str(of_the_run) in line for line in told)
+    assert not load_file(of_the_run)["0.weight"].eq(0).all()
+
+
+def test_a_run_that_goes_on_has_no_last_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    with sottovoce.join(model, kit(tmp_path), every=1) as peer:
+        peer.step()
+        halve(model)
+    assert "has replaced" not in caplog.text

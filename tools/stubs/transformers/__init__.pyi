@@ -16,6 +16,7 @@ class BertForSequenceClassification(nn.Module):
 
 class TrainingArguments:
     world_size: int
+    load_best_model_at_end: bool
 
 class TrainerState:
     global_step: int

@@ -10,6 +10,7 @@ class _SchedulerConfig:
 
 class Trainer:
     world_size: int
+    callbacks: Sequence[object]
     optimizers: Sequence[optim.Optimizer]
     lr_scheduler_configs: Sequence[_SchedulerConfig]
     estimated_stepping_batches: float
