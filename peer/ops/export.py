@@ -24,6 +24,7 @@ from peer.config import Config
 from peer.config_writer import write_bytes
 from peer.criterion import ACCURACY
 from peer.errors import ConfigError, StateError
+from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind, Membership
 from peer.ops.hub_folder import card_heading, hub_config, is_of_transformers
 from peer.ops.model_card import CardFacts, model_card
@@ -217,12 +218,15 @@ def _newest_common_round(
     if len(folders) == 1:
         return max(_rounds(folders[0])), folders, ()
     config = folders[0].config
-    membership = _membership(folders)
+    membership, numbering = _membership(folders), Numbering(config.num_listed)
     by_index = {folder.config.peer.index: folder for folder in folders}
     for done in sorted({done for folder in folders for done in folder.checkpoints}, reverse=True):
-        members = membership.members(done)
+        # A device that came back is a member under another number. What it had before is set aside.
+        members = [numbering.device(number) for number in membership.members(done)]
         if all(peer in by_index and done in by_index[peer].checkpoints for peer in members):
-            ended = {change.subject: change for change in membership.changes if change.effective <= done}
+            ended = {
+                numbering.device(change.subject): change for change in membership.changes if change.effective <= done
+            }
             gone = [
                 f"{config.peers[peer].name if peer < config.num_peers else f'peer {peer}'}, which "
                 + ("had left" if change.kind is ChangeKind.LEAVE else "was lost")
@@ -230,7 +234,7 @@ def _newest_common_round(
                 if peer not in members
             ]
             return done, [by_index[peer] for peer in members], gone
-    last = membership.members(config.run.rounds)
+    last = [numbering.device(number) for number in membership.members(config.run.rounds)]
     for peer in last:
         if peer in by_index:
             _rounds(by_index[peer])

@@ -324,7 +324,7 @@ class Cluster:
         for index in self.staying:
             checkpoint = load_checkpoint(find_checkpoints(self.state_folders[index])[-1])
             # Whoever was told to leave while the run went on has handed over its share.
-            if not has_left(checkpoint.state, self.numbers[index], checkpoint.round):
+            if not has_left(checkpoint.state, self.config, self.numbers[index], checkpoint.round):
                 states.append((checkpoint.arrays["algorithm/x"], float(checkpoint.arrays["algorithm/u"][0])))
         return states
 

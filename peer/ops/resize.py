@@ -13,6 +13,7 @@ from pathlib import Path
 
 from peer.config import Config
 from peer.errors import ConfigError
+from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.ops.enrollment import REQUEST_FILE, add_unsigned, admit, propose, request
 from peer.run_plan import why_no_changes
@@ -39,13 +40,16 @@ def line_up(peers: Path, config: Config, wanted: int | None) -> Lineup:
     left. The newest leave first. Raises ConfigError if the members of this run cannot change."""
     numbers = sorted(int(file.parent.name.removeprefix("peer-")) for file in peers.glob("peer-*/peer.toml"))
     changes, last_round = _changes([peers / f"peer-{number}" / config.state.directory for number in numbers])
-    ended = {each.subject: each.effective for each in changes if each.kind is not ChangeKind.JOIN}
+    # A device that was lost may have come back, under another number.
+    numbering = Numbering(config.num_listed)
+    newest = {numbering.device(each.subject): each for each in changes}
+    ended = {device: each.effective for device, each in newest.items() if each.kind is not ChangeKind.JOIN}
     there = [number for number in numbers if number not in ended]
     wanted = len(there) if wanted is None else wanted
     if wanted != len(there) and (why := why_no_changes(config)) is not None:
         raise ConfigError(f"differs from the number of peers of this run, but {why}", key="--peers", value=wanted)
     # Whoever nobody has let in yet need not be started to leave; whoever is about to leave has to.
-    known = {*range(config.num_listed), *(change.subject for change in changes)}
+    known = {*range(config.num_listed), *newest}
     leaving = {number for number in there[wanted:] if number in known}
     leaving |= {number for number, effective in ended.items() if effective > last_round}
     new = range(numbers[-1] + 1, numbers[-1] + 1 + wanted - len(there))

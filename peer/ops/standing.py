@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from peer.config import Config
 from peer.errors import StateError
+from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind
 from peer.state.checkpoints import find_checkpoints, read_description
 from peer.state.metrics import MetricsStore
@@ -59,7 +60,7 @@ def from_folder(config: Config, base: Path) -> Standing | None:
         done, state = read_description(checkpoints[-1]) if checkpoints else (0, {})
     except StateError:
         done, state = 0, {}
-    if has_left(state, index, done):
+    if has_left(state, config, index, done):
         return Standing("left", "its state folder", done)
     if done >= rounds or recorded(folder / "metrics.sqlite", index) >= rounds:
         return Standing("finished", "its state folder", rounds)
@@ -88,11 +89,12 @@ def from_answers(name: str, answers: Iterable[Mapping[str, Any]]) -> Standing | 
     return min(said, key=lambda standing: _BY_WEIGHT.index(standing.state), default=None)
 
 
-def has_left(state: Mapping[str, Any], index: int, done: int) -> bool:
-    """Return whether a checkpoint after `done` rounds is that of a peer that had left by then."""
-    changes = state.get("members", ())
+def has_left(state: Mapping[str, Any], config: Config, index: int, done: int) -> bool:
+    """Return whether a checkpoint after `done` rounds is that of a peer that had left by then, under whichever of its
+    numbers."""
+    changes, numbering = state.get("members", ()), Numbering(config.num_listed)
     return any(
-        kind == ChangeKind.LEAVE and subject == index and effective <= done
+        kind == ChangeKind.LEAVE and numbering.device(subject) == index and effective <= done
         for kind, subject, _, effective, *_ in changes
     )
 

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from peer.config import Config, PeerAddress, load
 from peer.errors import ConfigError, StateError
+from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.ops.cluster_files import place_peers, write_cluster
 from peer.ops.export import export_model
@@ -127,6 +128,21 @@ def test_who_left_or_was_lost_has_no_part_in_the_average(three: Path, tmp_path: 
     # Who left still has what it took along.
     exported = export_model(three, tmp_path / "m.safetensors", peer_index=1, force=True)
     assert (exported.round, exported.peers) == (20, (1,))
+
+
+def test_a_device_that_came_back_counts_under_its_index(three: Path, tmp_path: Path) -> None:
+    """As a member it has another number, and its folder the same name."""
+    again = Change(ChangeKind.JOIN, Numbering(3).number(2, 1), 0, 35)
+    x = np.ones(size(), dtype=np.float32)
+    for peer, factor in ((0, 3), (1, 5), (2, 7)):
+        save(three, peer, 40, factor * x, 1.0, [LOST, again])
+    exported = export_model(three, tmp_path / "m.safetensors")
+    assert (exported.round, exported.peers) == (40, (0, 1, 2))
+    assert exported.description == "the average of 3 peers after 40 rounds"
+    np.testing.assert_array_equal(flat(tmp_path / "m.safetensors"), 5 * x)
+    shutil.rmtree(three / "peers" / "peer-2")
+    with pytest.raises(StateError, match="cleo has no folder here"):
+        export_model(three, tmp_path / "m.safetensors", force=True)
 
 
 def test_before_a_loss_its_peer_counts(three: Path, tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import load
+from peer.config import PeerAddress, load
 from peer.errors import ConfigError
+from peer.gossip.incarnations import Numbering
+from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.ops import local_cluster
 from peer.ops.resize import Lineup, line_up
 from peer.run_progress import Progress
-from peer.state.checkpoints import find_checkpoints, load_checkpoint
+from peer.state.checkpoints import Checkpoint, StateFolder, find_checkpoints, load_checkpoint
 from peer.state.metrics import MetricsStore, Summary
 
 JOB = (
@@ -92,3 +94,17 @@ def test_a_run_whose_members_cannot_change_keeps_its_number(tmp_path: Path) -> N
     assert line_up(tmp_path, config, None) == line_up(tmp_path, config, 2) == Lineup((0, 1), (), ())
     with pytest.raises(ConfigError, match=r"--peers: differs from the number of peers of this run, but with ad-psgd"):
         line_up(tmp_path, config, 3)
+
+
+def test_a_device_that_came_back_under_another_number_goes_on(tmp_path: Path) -> None:
+    config = load(environment={}).model_copy(update={"peers": tuple(PeerAddress(name=f"peer-{k}") for k in range(2))})
+    lost = Change(ChangeKind.LOST, 1, 0, 10)
+    again = Change(ChangeKind.JOIN, Numbering(2).number(1, 1), 0, 20)
+    for peer in range(2):
+        (tmp_path / f"peer-{peer}").mkdir()
+        (tmp_path / f"peer-{peer}" / "peer.toml").write_text("")
+    folder = StateFolder(tmp_path / "peer-0" / config.state.directory)
+    for changes, expected in (((lost,), Lineup((0,), (), ())), ((lost, again), Lineup((0, 1), (), ()))):
+        folder.checkpoints.save(Checkpoint(30, {"members": Membership((0, 1), changes).state()}, {}))
+        assert line_up(tmp_path, config, None) == expected
+    folder.close()

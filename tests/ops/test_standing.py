@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from peer.config import Config, PeerAddress
+from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.ops.standing import Standing, from_answers, from_folder
 from peer.round_record import RoundRecord
@@ -17,6 +18,7 @@ from peer.state.metrics import MetricsStore
 CONFIG = Config(peers=tuple(PeerAddress(name=name) for name in ("ada", "ben"))).model_copy(
     update={"run": Config().run.model_copy(update={"rounds": 40})}
 )
+AGAIN = Numbering(2).number(0, 1)
 LEAVE = Change(ChangeKind.LEAVE, 0, 0, 30)
 
 
@@ -35,6 +37,8 @@ def save(base: Path, done: int, *changes: Change) -> None:
         # It has announced that it leaves, and was killed before.
         (29, (LEAVE,), None),
         (35, (Change(ChangeKind.LEAVE, 1, 1, 30),), None),
+        # It was lost, came back under another number, and left.
+        (35, (Change(ChangeKind.LEAVE, AGAIN, AGAIN, 30),), Standing("left", "its state folder", 35)),
         (40, (Change(ChangeKind.LOST, 1, 0, 30),), Standing("finished", "its state folder", 40)),
     ],
 )
