@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from peer import config_schema
+from peer.data_meaning import normal_name
 from peer.errors import ConfigError
 from peer.foreign_values import parse_toml
 
@@ -325,6 +326,9 @@ class DataOptions(Section):
 
     directory: str | None = None
     """Folder that holds the data set, for tasks that read files."""
+    classes: tuple[str, ...] = ()
+    """Names of the class folders, in the order of their numbers, for tasks that read them: the same on all devices, of
+    which each may lack some. Empty: each device numbers the folders that it has in the order of their names."""
     partition: Literal["skew", "dirichlet", "shards", "iid", "own"] = "skew"
     """How the training data is split among the peers. Each device computes the same split on its own. own: nothing is
     split; every device trains on all samples that its task returns there."""
@@ -345,6 +349,11 @@ class DataOptions(Section):
     """own: how frequent the classes are in the data of all devices, a number for each class in their order: fractions,
     percentages or counts. Logit adjustment needs to know. Empty: all classes are taken to be equally frequent. vote:
     before the first round, each device tells all others how frequent they are in its own data, and the mean counts."""
+
+    @field_validator("classes")
+    @classmethod
+    def _as_all_devices_write_them(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(normal_name, names))
 
 
 class RoundOptions(Section):
@@ -576,6 +585,7 @@ _LATER_OPTIONS = (
     ("data", "weight_by_samples"),
     ("data", "total_samples"),
     ("data", "class_shares"),
+    ("data", "classes"),
     ("rounds", "lost_after_s"),
     ("rounds", "rejoin"),
 )

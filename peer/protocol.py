@@ -26,6 +26,8 @@ classes."""
 BASED = 5
 """The first version whose peers tell digests of the model that they start from tensor by tensor, so that buffers may
 differ. Between two that do, the digest of the whole model is not compared."""
+MEANING = 5
+"""The first version whose peers tell what the numbers in their data stand for. Two that do compare it."""
 
 _RELEASES = {3: "0.1", 4: "0.2", 5: "0.3"}
 

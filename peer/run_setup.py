@@ -25,6 +25,7 @@ from peer.compress.modulo import Modulo
 from peer.compress.payload import FloatArray
 from peer.config import Config, TrainingOptions
 from peer.criterion import ACCURACY, Criterion
+from peer.data_meaning import Meaning, meanings_of
 from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip import topology
 from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext
@@ -124,13 +125,19 @@ class RunSetup:
 
     @classmethod
     def open(
-        cls, config: Config, base: Path, num_peers: int | None = None, *, rates: tuple[float, float] | None = None
+        cls,
+        config: Config,
+        base: Path,
+        num_peers: int | None = None,
+        *,
+        rates: tuple[float, float] | None = None,
+        former_order: bool = False,
     ) -> RunSetup:
         """Read the task and its data, deal it out and build the graph. `rates`: η and the first θ that the run began
-        with, where those are known."""
+        with, where those are known. `former_order` is as for `tasks.configured`."""
         refuse_untold_privacy(config)
         count = num_peers or config.num_listed
-        task = tasks.configured(config, base)
+        task = tasks.configured(config, base, former_order=former_order)
         data = task.train_data()
         check_data(task, data, "training")
         for sentence in tasks.found_in(task, data):
@@ -170,6 +177,11 @@ class RunSetup:
         if self._task is None:
             raise LocalProtocolError("a run whose loop is the user's has no task")
         return self._task
+
+    @property
+    def meanings(self) -> tuple[Meaning, ...]:
+        """What the numbers in the data of this device stand for, as far as the task knows."""
+        return meanings_of(getattr(self._task, "meaning", {}))
 
     @cached_property
     def spec(self) -> AlgorithmSpec:

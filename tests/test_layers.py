@@ -37,7 +37,8 @@ ROOMS: dict[str, set[str]] = {
     "rate_limits": set(),
     "protocol": set(),
     "start_model": set(),
-    "config": {"config_schema", "errors", "foreign_values"},
+    "data_meaning": {"foreign_text"},
+    "config": {"config_schema", "data_meaning", "errors", "foreign_values"},
     "config_writer": {"config", "config_schema", "errors", "own_files"},
     "compress": {"errors", "native", "random"},
     "wire": {"compress", "errors", "native"},
@@ -47,12 +48,12 @@ ROOMS: dict[str, set[str]] = {
         "round_record",
     },
     "net": {
-        "answers", "config", "errors", "foreign_text", "foreign_values", "own_files", "proto", "protocol",
-        "rate_limits", "start_model",
+        "answers", "config", "data_meaning", "errors", "foreign_text", "foreign_values", "own_files", "proto",
+        "protocol", "rate_limits", "start_model",
     },
     "train": {
-        "compress", "config", "criterion", "errors", "foreign_values", "native", "own_files", "precision_choice",
-        "random", "start_model", "startup",
+        "compress", "config", "criterion", "data_meaning", "errors", "foreign_values", "native", "own_files",
+        "precision_choice", "random", "start_model", "startup",
     },
     "node": {
         "round_record", "compress", "config", "errors", "gossip", "proto", "protocol", "rate_limits", "state", "wire",
@@ -60,8 +61,8 @@ ROOMS: dict[str, set[str]] = {
     "run_plan": {"compress", "config", "errors", "gossip", "native", "net"},
     "privacy_budget": {"config", "errors", "train"},
     "run_setup": {
-        "compress", "config", "criterion", "errors", "gossip", "node", "precision_choice", "privacy_budget", "random",
-        "run_plan", "start_model", "train", "wire",
+        "compress", "config", "criterion", "data_meaning", "errors", "gossip", "node", "precision_choice",
+        "privacy_budget", "random", "run_plan", "start_model", "train", "wire",
     },
     "run_summary": {
         "compress", "config", "criterion", "gossip", "native", "precision_choice", "run_plan", "run_setup", "state",
@@ -123,7 +124,7 @@ ROOMS: dict[str, set[str]] = {
 PURE = (
     "criterion", "errors", "foreign_text", "foreign_values", "precision_choice", "protocol", "random", "rate_limits",
     "compress", "wire", "gossip", "round_record", "run_progress", "node.delivery", "node.membership_codec",
-    "node.statements", "node.told", "start_model",
+    "node.statements", "node.told", "data_meaning", "start_model",
     "net.chunks", "net.counters", "net.envelope", "net.handler", "net.hello", "net.inbox", "net.liveness",
     "net.neighbor", "net.offences", "net.outbox", "net.receipts",
 )  # fmt: skip

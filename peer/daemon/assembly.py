@@ -530,6 +530,7 @@ def _hello(local: LocalPeer) -> HelloInfo:
         run_digest=config.run_digest(),
         shared_sections=SHARED_SECTIONS,
         start=local.trainer.start_model(),
+        meanings=local.setup.meanings,
         graph_digest=local.setup.schedule.digest,
         num_peers=local.setup.num_peers,
         name=local.name,

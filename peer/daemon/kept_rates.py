@@ -1,4 +1,4 @@
-"""The averaging rate, the first θ and the rounding that a run was started with, kept beside its state.
+"""The averaging rate, the first θ, the rounding and the order of classes that a run began with, kept beside its state.
 
 Where the configuration leaves `algorithm.averaging_rate` or `algorithm.theta_value` unset, a default takes its place,
 and a later release may have another one. A journal leads to the same model only with the values of the rounds in it,
@@ -20,6 +20,7 @@ from peer.state.disk import Disk, replace
 
 FILE = "rates.json"
 _RATE, _THETA, _SUMS = "averaging_rate", "first_theta", "float32_weight_gradients"
+_ORDER = "normal_class_order"
 
 
 class KeptRates(NamedTuple):
@@ -32,6 +33,8 @@ class KeptRates(NamedTuple):
     float32_weight_gradients: bool
     """Whether 8-bit training does without the rounding of weight gradients to bfloat16 that release 0.2 had on
     processors with AVX2 alone."""
+    normal_class_order: bool = True
+    """Whether class folders are numbered by their names in Unicode's normal form C, rather than as release 0.2 did."""
 
 
 def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> KeptRates:
@@ -52,11 +55,13 @@ def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> K
             theta = kept.first_theta
         elif has_begun:
             theta = LOOSE_THETA
-    # What release 0.2 began is repeated with its rounding.
-    settled = KeptRates(rate, theta, not has_begun if kept is None else kept.float32_weight_gradients)
+    # What release 0.2 began is repeated with its rounding, and its classes keep their numbers.
+    newer = (not has_begun, not has_begun) if kept is None else (kept.float32_weight_gradients, kept.normal_class_order)
+    settled = KeptRates(rate, theta, *newer)
     if settled != kept:
+        document = dict(zip((_RATE, _THETA, _SUMS, _ORDER), settled, strict=True))
         try:
-            replace(disk, FILE, [json.dumps({_RATE: rate, _THETA: theta, _SUMS: settled[2]}).encode()])
+            replace(disk, FILE, [json.dumps(document).encode()])
         except OSError as error:
             raise StateError(f"{FILE} cannot be written: {error.strerror}") from None
     return settled
@@ -66,9 +71,10 @@ def _read(disk: Disk) -> KeptRates:
     try:
         document = parse_json(disk.read(FILE))
         rate, theta, sums = document[_RATE], document.get(_THETA, LOOSE_THETA), document.get(_SUMS, False)
+        order = document.get(_ORDER, False)
         is_valid = isinstance(rate, float) and 0 < rate <= 1 and isinstance(theta, float) and theta > 0
-        if is_valid and isinstance(sums, bool):
-            return KeptRates(rate, theta, sums)
+        if is_valid and isinstance(sums, bool) and isinstance(order, bool):
+            return KeptRates(rate, theta, sums, order)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         pass
     raise StateError(

@@ -104,7 +104,7 @@ class LocalPeer:
             if not rates.float32_weight_gradients:
                 # Imported when first used, and before its modules.
                 eight_bit.linear_kernels.round_weight_gradients_as_before_()
-            self.setup = RunSetup.open(config, base, rates=rates[:2])
+            self.setup = RunSetup.open(config, base, rates=rates[:2], former_order=not rates.normal_class_order)
             self.budget = self.setup.budget_of_privacy(self.index)
             secret = settle_privacy(self.budget, self.folder.disk)
             if config.training.precision == FASTEST:

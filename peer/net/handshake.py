@@ -143,6 +143,10 @@ class Handshake:
                 parameters=info.start.parameters.entries,
                 buffers=info.start.buffers.entries,
             ),
+            meanings=[
+                pb.Meaning(kind=each.kind, digest=each.digest, entries=each.entries, count=len(each.names))
+                for each in info.meanings
+            ],
             graph_digest=info.graph_digest,
             run_digest=info.run_digest,
             num_peers=info.num_peers,

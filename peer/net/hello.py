@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from peer.data_meaning import MOST_KINDS, Meaning, advice, refuse_told
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
-from peer.protocol import BASED, NEWEST, OLDEST, release_with
+from peer.protocol import BASED, MEANING, NEWEST, OLDEST, release_with
 from peer.start_model import DIGEST_BYTES, StartModel, refuse_entries
 
 PROTOCOL_MIN = OLDEST
@@ -41,6 +42,8 @@ class HelloInfo:
     name: str
     """Name of this peer in the list of peers."""
     software: str = "sottovoce"
+    meanings: tuple[Meaning, ...] = ()
+    """What the numbers in this device's data stand for, by kind."""
     shared_sections: tuple[str, ...] = ()
     """The names of those sections; not sent."""
     max_frame_bytes: int | None = None
@@ -160,8 +163,27 @@ def check_run(ours: HelloInfo, theirs: pb.Hello, needed: int = PROTOCOL_MIN) -> 
         if differs:
             raise HandshakeRefused(f"the {what} of {name} differs from ours; compare {where} on both devices")
     # Equal configurations can still name different code or different files.
+    _check_meanings(ours, theirs)
     _check_start(ours, theirs)
     return min(theirs.protocol_max, PROTOCOL_MAX)
+
+
+def _check_meanings(ours: HelloInfo, theirs: pb.Hello) -> None:
+    """Raise HandshakeRefused where the numbers in the data of two peers stand for different things."""
+    if theirs.protocol_max < MEANING:
+        return
+    own = {each.kind: each for each in ours.meanings}
+    for told in theirs.meanings[:MOST_KINDS]:
+        if (mine := own.get(told.kind)) is None:
+            continue
+        what = f"the {mine.kind} of {quote(theirs.name)}"
+        try:
+            refuse_told(told.kind, told.digest, told.entries)
+        except ValueError as error:
+            raise HandshakeRefused(f"{what} cannot be compared with ours: {error}") from None
+        difference = mine.difference(told.digest, told.entries, told.count)
+        if difference is not None:
+            raise HandshakeRefused(f"{what} are not ours: {difference}; {advice(mine.kind)}")
 
 
 def _check_start(ours: HelloInfo, theirs: pb.Hello) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,6 +133,9 @@ class Classification:
     """Figures of a test set beside accuracy; models are compared by the first."""
     measures: Callable[[torch.nn.Module, Batch], dict[str, torch.Tensor]] | None = None
     """Returns the values of a batch that `metrics` are computed from."""
+    meaning: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What its numbers stand for, by kind ("classes", "features", …): names in their order. Devices with other names of
+    a kind refuse each other."""
     _read: dict[str, Data] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def make_model(self, layers: Layers = FULL_PRECISION) -> torch.nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -122,6 +122,7 @@ class OwnTask:
         self.inner, self.code = task, code
         self.name, self.num_classes = task.name, task.num_classes
         self.metrics = metrics_of(task)
+        self.meaning: Mapping[str, Sequence[str]] = getattr(task, "meaning", {})
         self.form = BatchForm(code)
 
     def make_model(self, **options: Any) -> torch.nn.Module:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from peer.config import OWN_LOOP, Config
+from peer.data_meaning import CLASSES, meanings_of
 from peer.errors import ConfigError, DataError
 from peer.random import SHARED, Purpose, stream
 from peer.startup import complete_torch
@@ -33,7 +34,7 @@ from peer.train.datasets.image_files import (
     read_idx_images,
     read_idx_labels,
 )
-from peer.train.datasets.image_folder import FolderData, list_splits, require_pillow
+from peer.train.datasets.image_folder import FolderData, former_classes, list_splits, require_pillow
 from peer.train.datasets.text_files import Sentences, read_ag_news, read_sentence_lengths, read_sst2
 from peer.train.datasets.tokens import PADDING, TextData, make_tokenizer, read_vocabulary
 from peer.train.full_precision.norms import NORMS, Norm
@@ -62,6 +63,10 @@ from peer.train.threads import GENERATOR
 OptionValue = str | int | float | bool
 
 
+_OF_THE_DATA = ("directory", "class_names")
+"""Arguments of tasks that [data] has."""
+
+
 @dataclass(frozen=True)
 class TaskInfo:
     """A task as the lists show it."""
@@ -73,7 +78,7 @@ class TaskInfo:
     @property
     def options(self) -> tuple[str, ...]:
         """Names of `training.task_options`."""
-        return tuple(name for name in inspect.signature(self.make).parameters if name != "directory")
+        return tuple(name for name in inspect.signature(self.make).parameters if name not in _OF_THE_DATA)
 
 
 _MOST_CLASSES = 20
@@ -171,10 +176,11 @@ def image_folder(
     size: int = 224,
     augmentation: bool = True,
     directory: str | None = None,
+    class_names: Sequence[str] = (),
 ) -> Task:
     """Return the images of any folder with a folder for each class in train/ and val/ (or test/), scaled to
     size × size."""
-    return _image_folder("image-folder", model, norm, size, augmentation, directory)
+    return _image_folder("image-folder", model, norm, size, augmentation, directory, class_names)
 
 
 def imagenette(
@@ -184,9 +190,10 @@ def imagenette(
     size: int = 160,
     augmentation: bool = True,
     directory: str | None = None,
+    class_names: Sequence[str] = (),
 ) -> Task:
     """Return Imagenette, 9,469 and 3,925 photographs in 10 classes, scaled to size × size."""
-    return _image_folder("imagenette", model, norm, size, augmentation, directory)
+    return _image_folder("imagenette", model, norm, size, augmentation, directory, class_names)
 
 
 def ag_news(
@@ -277,6 +284,7 @@ class _Text:
             model=lambda layers=FULL_PRECISION: distilbert(self.num_classes, size, weights=weights, layers=layers),
             train=lambda: TextData(train(), tokenizer, padding=pieces[PADDING]),
             test=lambda: TextData(test(), tokenizer, padding=pieces[PADDING]),
+            meaning={"tokens": tuple(pieces)},
         )
 
 
@@ -319,11 +327,15 @@ def _cifar(name: str, source: _Cifar, model: str, norm: str, augmentation: bool)
     )
 
 
-def _image_folder(name: str, model: str, norm: str, size: int, augmentation: bool, directory: str | None) -> Task:
+def _image_folder(
+    name: str, model: str, norm: str, size: int, augmentation: bool, directory: str | None, class_names: Sequence[str]
+) -> Task:
     _truth("augmentation", augmentation)
     _whole("size", size, 32, 1024)
     require_pillow()
-    classes, train, test = list_splits(_required(directory, "train and val, a folder for each class in them"))
+    classes, train, test = list_splits(
+        _required(directory, "train and val, a folder for each class in them"), class_names
+    )
     return Classification(
         name=name,
         num_classes=len(classes),
@@ -331,13 +343,18 @@ def _image_folder(name: str, model: str, norm: str, size: int, augmentation: boo
         train=lambda: FolderData(train, size=size),
         test=lambda: FolderData(test, size=size),
         augmentation=_crop_and_flip(size) if augmentation else None,
+        meaning={CLASSES: classes},
     )
 
 
-def configured(config: Config, base: Path) -> Task:
-    """Return the task of a configuration, whose relative paths start from `base`. Raises ConfigError and DataError."""
+def configured(config: Config, base: Path, *, former_order: bool = False) -> Task:
+    """Return the task of a configuration, whose relative paths start from `base`. With `former_order`, class folders
+    have the numbers that releases before 0.3 gave them, for runs that those began. Raises ConfigError and DataError."""
     directory = None if config.data.directory is None else base / config.data.directory
-    return resolve_task(config.training.task, dict(config.training.task_options), directory=directory)
+    name, classes = config.training.task, config.data.classes
+    if not classes and former_order and directory is not None and name in _OF_FOLDERS:
+        classes = former_classes(directory)
+    return resolve_task(name, dict(config.training.task_options), directory=directory, class_names=classes)
 
 
 def read_all_data(config: Config, base: Path) -> dict[str, tuple[str, ...]]:
@@ -473,13 +490,18 @@ TASKS: Mapping[str, TaskInfo] = {
 
 
 def resolve_task(
-    name: str, options: Mapping[str, OptionValue] | None = None, *, directory: str | Path | None = None
+    name: str,
+    options: Mapping[str, OptionValue] | None = None,
+    *,
+    directory: str | Path | None = None,
+    class_names: Sequence[str] = (),
 ) -> Task:
     """Return the built-in task of that name, or what the function "package.module:make_task" makes.
 
-    A task of the user's own comes in an `OwnTask`. `directory` is `data.directory`; it goes to tasks that take an
-    argument of that name. Modules are looked for where Python looks, and in the current folder. Raises ConfigError for
-    a wrong name or option, DataError for data or an own task that does not hold what it should.
+    A task of the user's own comes in an `OwnTask`. `directory` is `data.directory` and `class_names` is `data.classes`:
+    they go to tasks that take arguments of these names. Modules are looked for where Python looks, and in the current
+    folder. Raises ConfigError for a wrong name or option, DataError for data or an own task that does not hold what it
+    should.
     """
     if name == OWN_LOOP:
         raise ConfigError(
@@ -488,26 +510,31 @@ def resolve_task(
             key="training.task",
             value=name,
         )
-    options = dict(options or {})
+    given: dict[str, Any] = dict(options or {})
     make = _import(name) if ":" in name else _built_in(name)
     accepted = _accepted(make)
     if accepted is not None:
-        for option in options:
-            if option not in accepted or option == "directory":
-                valid = (
-                    ", ".join(other for other in accepted if other != "directory") or "none, this task has no options"
-                )
+        for option in given:
+            if option not in accepted or option in _OF_THE_DATA:
+                valid = ", ".join(other for other in accepted if other not in _OF_THE_DATA)
+                valid = valid or "none, this task has no options"
                 raise ConfigError(f"task {name} has no such option", key=f"training.task_options.{option}", valid=valid)
     if directory is not None and (accepted is None or "directory" in accepted):
-        options["directory"] = str(directory)
+        given["directory"] = str(directory)
+    if class_names:
+        if accepted is not None and "class_names" not in accepted:
+            raise ConfigError(
+                f"task {name} reads no class folders that could be listed", key="data.classes", valid="not set"
+            )
+        given["class_names"] = class_names
     module = name.partition(":")[0]
     if ":" not in name or module.partition(".")[0] == "peer":
-        task: Task = make(**options)
+        task: Task = make(**given)
         _check_task(task, name)
         return task
     code = UserCode(module, make)
     with code.runs():
-        task = make(**options)
+        task = make(**given)
     _check_task(task, name)
     return OwnTask(task, code)
 
@@ -570,6 +597,9 @@ def _accepted(make: Callable[..., Any]) -> list[str] | None:
     return [parameter.name for parameter in parameters if parameter.kind in keywords]
 
 
+_OF_FOLDERS = ("image-folder", "imagenette")
+
+
 _METHODS = ("make_model", "loss", "train_data", "test_data", "correct", "augment")
 
 
@@ -578,6 +608,12 @@ def _check_task(task: object, name: str) -> None:
     metrics = getattr(task, "metrics", ())
     if (problem := why_no_metrics(metrics)) is not None:
         raise DataError(f"training.task: the attribute metrics of what {name} returned {problem}")
+    try:
+        meanings_of(getattr(task, "meaning", {}))
+    except (ValueError, TypeError, AttributeError):
+        raise DataError(
+            f"training.task: the attribute meaning of what {name} returned has no list of names for each of a few kinds"
+        ) from None
     # Metrics may stand in the place of an accuracy.
     methods = [method for method in _METHODS if not (method == "correct" and metrics)]
     lacking += [f"{method}()" for method in methods if not callable(getattr(task, method, None))]

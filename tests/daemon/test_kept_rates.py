@@ -96,3 +96,14 @@ def test_a_run_of_an_earlier_release_keeps_its_rounding(tmp_path: Path, name: st
     assert not float32_weight_gradients(tmp_path)
     (tmp_path / "checkpoint-00000040.safetensors").touch()
     assert not float32_weight_gradients(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checkpoint-00000020.safetensors", "journal-00000000.log", FILE])
+def test_the_classes_of_a_run_of_an_earlier_release_keep_their_numbers(tmp_path: Path, name: str) -> None:
+    new = settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path))
+    assert new.normal_class_order
+    assert settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path)) == new, "also once it has begun"
+    (tmp_path / FILE).unlink()
+    (tmp_path / name).write_text('{"averaging_rate": 0.24, "first_theta": 2.0}')
+    for _ in range(2):
+        assert not settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path)).normal_class_order

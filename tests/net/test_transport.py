@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from peer.config import TransportOptions
+from peer.data_meaning import meanings_of
 from peer.errors import (
     ConfigError,
     DataError,
@@ -439,6 +440,7 @@ MISMATCHES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"algorithm": "quant-sgp"}, ("'quant-sgp'", "'sgp'", "[algorithm]")),
     ({"num_peers": 7}, ("7 peers", "we have 4")),
     ({"start": StartModel("9" * 64)}, ("model", "training.warm_start")),
+    ({"meanings": meanings_of({"classes": ["dog", "fox"]})}, ("classes", "number 0 is '", "data.classes")),
     ({"graph_digest": "9" * 64}, ("graph", "[graph] and its file")),
     ({"run_digest": "9" * 64}, ("configuration", "sections outside [peer]")),
 ]
@@ -450,7 +452,7 @@ def test_peers_that_do_not_belong_together_refuse_each_other_in_a_sentence(
 ) -> None:
     async def story() -> None:
         ada, ben = Mind(), Mind()
-        listener = build(0, ada, [passive(1)])
+        listener = build(0, ada, [passive(1)], hello=hello_of(0, meanings=meanings_of({"classes": ["cat", "dog"]})))
         async with running(listener):
             dialler = build(1, ben, [dialled(0, listener.port)], listen=None, hello=hello_of(1, **changes))
             async with running(dialler):

@@ -138,6 +138,16 @@ def test_a_folder_goes_only_to_tasks_that_take_one(module):
     assert inner_task(resolve_task(f"{name}:make_task", directory="/data")).seen == (4, None)
 
 
+def test_a_list_of_classes_goes_only_to_tasks_that_take_one(module):
+    source = GOOD.replace("directory=None", "class_names=()").replace("directory)", "class_names)")
+    name = module(source.replace("train=data,", 'train=data, meaning={"classes": class_names},'))
+    task = resolve_task(f"{name}:make_task", class_names=("cat", "dog"))
+    assert inner_task(task).seen == (4, ("cat", "dog"))
+    assert task.meaning == {"classes": ("cat", "dog")}
+    with pytest.raises(ConfigError, match=r"data\.classes: task digits reads no class folders that could be listed"):
+        resolve_task("digits", class_names=("cat", "dog"))
+
+
 def test_a_task_may_take_any_options(module):
     name = module(GOOD.replace("*, hidden=4, directory=None", "**options").replace("(hidden, directory)", "options"))
     assert inner_task(resolve_task(f"{name}:make_task", {"a": 1}, directory="/d")).seen == {"a": 1, "directory": "/d"}
@@ -167,6 +177,7 @@ def test_a_task_may_take_any_options(module):
         ),
         (GOOD.replace("num_classes=2", "num_classes=-1"), "make_task", DataError, "num_classes of .* whole number"),
         (GOOD.replace("num_classes=2", "num_classes='2'"), "make_task", DataError, "num_classes of .* whole number"),
+        (GOOD.replace("train=data,", "train=data, meaning=7,"), "make_task", DataError, "meaning of .* has no list of"),
         (GOOD.replace("torch.tensor([0, 1, 0, 1, 0, 1])", "torch.zeros(6)"), "make_task", DataError, "integer label"),
     ],
 )

@@ -2,15 +2,16 @@
 
     ROOT/train/CLASS/*.jpeg     and     ROOT/val/CLASS/*.jpeg   (or test/)
 
-Classes are numbered in the order of their names, images ordered by name: every device sees the same set. What lies
-there besides is left out, and counted. The shorter side is scaled to the size asked for and the middle square kept. A
-decoded image stays in memory as bytes, so that a peer decodes its own shard once, and holds no more than that.
+Classes are numbered in the order of their names, or as `data.classes` lists them, and images are ordered by name: every
+device sees the same set. What lies there besides is left out, and counted. The shorter side is scaled to the size asked
+for and the middle square kept. A decoded image stays in memory as bytes, so that a peer decodes its own shard once, and
+holds no more than that.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from peer.data_meaning import normal_name
 from peer.errors import DataError
 from peer.train.data import Batch, ImageData
 
@@ -49,24 +51,39 @@ class ImageList:
     """What was found and what was left out, as sentences."""
 
 
-def list_splits(directory: str | Path) -> tuple[tuple[str, ...], ImageList, ImageList]:
-    """Return the names of the classes, and the images to train and to test with.
+def list_splits(directory: str | Path, names: Sequence[str] = ()) -> tuple[tuple[str, ...], ImageList, ImageList]:
+    """Return the names of the classes, in Unicode's normal form C, and the images to train and to test with.
 
-    `directory` is the folder that holds `train` and `val` or `test`, or holds one folder that does. Raises DataError if
-    there is none, a split has no images, or the test set has classes that the training set lacks.
+    `directory` is the folder that holds `train` and `val` or `test`, or holds one folder that does. `names` are the
+    classes in their order, where all devices have one list; a folder may be missing then. Raises DataError if there is
+    no such folder, a split has no images, two folders have the same name, or there is one that is no class.
     """
     root = _find_root(Path(directory).expanduser())
     test = next(root / name for name in ("val", "test") if (root / name).is_dir())
-    classes = tuple(sorted(_class_folders(root / "train")))
+    folders = [_class_folders(split) for split in (root / "train", test)]
+    classes = tuple(map(normal_name, names)) or tuple(sorted(folders[0]))
     unprintable = [name for name in classes if not name.isprintable()]
     if unprintable:
         raise DataError(f"data.directory: {root / 'train'} has a folder whose name is not text: {unprintable[0]!r}")
+    if len({*classes}) < len(classes):
+        raise DataError("data.classes: a class is listed twice")
     if len(classes) < 2:
         raise DataError(f"data.directory: {root / 'train'} needs one folder for each class, and at least two classes")
-    unknown = sorted({*_class_folders(test)} - {*classes})
-    if unknown:
-        raise DataError(f"data.directory: {test} has the classes {', '.join(unknown[:5])}, which are not in train")
-    return classes, _list(root / "train", classes), _list(test, classes)
+    for split, found in zip((root / "train", test), folders, strict=True):
+        unknown = sorted({*found} - {*classes})
+        if unknown:
+            where = "data.classes" if names else "train"
+            raise DataError(
+                f"data.directory: {split} has the classes {', '.join(unknown[:5])}, which are not in {where}"
+            )
+    return classes, _list(root / "train", folders[0], classes), _list(test, folders[1], classes)
+
+
+def former_classes(directory: str | Path) -> tuple[str, ...]:
+    """Return the names of the classes in the order that releases before 0.3 gave them: as the file system writes the
+    names of their folders. Raises DataError."""
+    folders = _class_folders(_find_root(Path(directory).expanduser()) / "train")
+    return tuple(sorted(folders, key=lambda name: folders[name].name))
 
 
 class FolderData:
@@ -197,23 +214,31 @@ def _find_root(directory: Path) -> Path:
     raise DataError(f"data.directory: {directory} does not contain the folders train and val (or test)")
 
 
-def _class_folders(split: Path) -> Iterator[str]:
-    """Yield the names of the folders that stand for classes."""
-    for entry in split.iterdir():
-        if entry.is_dir() and not entry.name.startswith(".") and entry.name not in _SERVICE_FOLDERS:
-            yield entry.name
+def _class_folders(split: Path) -> dict[str, Path]:
+    """Return the folders that stand for classes, by their names in normal form C. Raises DataError for two of one
+    name, which a person could not tell apart."""
+    found: dict[str, Path] = {}
+    for entry in sorted(split.iterdir()):
+        if not entry.is_dir() or entry.name.startswith(".") or entry.name in _SERVICE_FOLDERS:
+            continue
+        name = normal_name(entry.name)
+        if found.setdefault(name, entry) != entry:
+            raise DataError(
+                f"data.directory: {split} has two folders with the name {name!r}, written in two ways (Unicode NFC and"
+                " NFD); move the images into one of them"
+            )
+    return found
 
 
-def _list(split: Path, classes: Sequence[str]) -> ImageList:
+def _list(split: Path, folders: Mapping[str, Path], classes: Sequence[str]) -> ImageList:
     paths: list[Path] = []
     labels: list[int] = []
     left_out = Counter(
-        f"folder {entry.name}" for entry in split.iterdir() if entry.is_dir() and entry.name not in classes
+        f"folder {entry.name}" for entry in split.iterdir() if entry.is_dir() and entry not in folders.values()
     )
     for label, name in enumerate(classes):
-        folder = split / name
         found = []
-        for path in folder.iterdir() if folder.is_dir() else ():
+        for path in folders[name].iterdir() if name in folders else ():
             why = _why_left_out(path)
             if why is None:
                 found.append(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -242,3 +243,45 @@ def test_what_is_transparent_is_white_and_what_is_drawn_stays(mode: str, tmp_pat
     read = read_image(tmp_path / "drawn.png", 40)
     assert (read[:, :18] == 0).all()
     assert (read[:, 22:] == 255).all()
+
+
+def classes_below(root: Path, names: tuple[str, ...]) -> Path:
+    for split in ("train", "val"):
+        for number, name in enumerate(names):
+            write(root / split / name / "a.png", (number, 0, 0))
+    return root
+
+
+NFC, NFD = (unicodedata.normalize(form, "Ähre") for form in ("NFC", "NFD"))
+
+
+def test_classes_have_the_same_numbers_however_a_file_system_writes_their_names(tmp_path: Path):
+    """As bytes, the one sorts before Zebra and the other behind it."""
+    for name in (NFC, NFD):
+        root = classes_below(tmp_path / str(len(name)), (name, "Zebra"))
+        classes, train, test = list_splits(root)
+        assert classes == ("Zebra", NFC)
+        assert (
+            [path.parent.name for path in train.paths] == [path.parent.name for path in test.paths] == ["Zebra", name]
+        )
+        assert train.labels.tolist() == test.labels.tolist() == [0, 1]
+    assert image_folder.former_classes(tmp_path / str(len(NFD))) == (NFC, "Zebra")
+    assert list_splits(tmp_path / str(len(NFD)), (NFC, "Zebra"))[1].labels.tolist() == [0, 1]
+
+
+def test_two_folders_of_one_name_are_refused(tmp_path: Path):
+    with pytest.raises(DataError, match="two folders with the name 'Ähre', written in two ways"):
+        list_splits(classes_below(tmp_path, (NFC, NFD, "Zebra")))
+
+
+def test_a_list_of_classes_numbers_them_and_some_may_be_missing(tmp_path: Path):
+    root = classes_below(tmp_path, ("dog", "fox"))
+    classes, train, test = list_splits(root, ("fox", "cat", "dog"))
+    assert classes == ("fox", "cat", "dog")
+    assert [path.parent.name for path in train.paths] == ["fox", "dog"]
+    assert train.labels.tolist() == test.labels.tolist() == [0, 2]
+    assert train.found[0] == "train: fox 1, cat 0, dog 1"
+    with pytest.raises(DataError, match=r"has the classes fox, which are not in data\.classes"):
+        list_splits(root, ("cat", "dog"))
+    with pytest.raises(DataError, match="a class is listed twice"):
+        list_splits(root, ("fox", "dog", "dog"))

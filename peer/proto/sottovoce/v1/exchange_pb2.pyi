@@ -44,7 +44,7 @@ class Bulletin(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "run", "algorithm", "model_digest", "graph_digest", "run_digest", "num_peers", "index", "name", "nonce", "received", "window_bytes", "chunk_bytes", "heartbeat_ms", "software", "seen_as", "challenge", "certificate", "proof", "progress", "shown", "admission", "start")
+    __slots__ = ("protocol_min", "protocol_max", "run", "algorithm", "model_digest", "graph_digest", "run_digest", "num_peers", "index", "name", "nonce", "received", "window_bytes", "chunk_bytes", "heartbeat_ms", "software", "seen_as", "challenge", "certificate", "proof", "progress", "shown", "admission", "start", "meanings")
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class Hello(_message.Message):
     SHOWN_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    MEANINGS_FIELD_NUMBER: _ClassVar[int]
     protocol_min: int
     protocol_max: int
     run: str
@@ -93,7 +94,20 @@ class Hello(_message.Message):
     shown: bytes
     admission: bytes
     start: StartModel
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., run: _Optional[str] = ..., algorithm: _Optional[str] = ..., model_digest: _Optional[str] = ..., graph_digest: _Optional[str] = ..., run_digest: _Optional[str] = ..., num_peers: _Optional[int] = ..., index: _Optional[int] = ..., name: _Optional[str] = ..., nonce: _Optional[int] = ..., received: _Optional[int] = ..., window_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., software: _Optional[str] = ..., seen_as: _Optional[str] = ..., challenge: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., progress: _Optional[bytes] = ..., shown: _Optional[bytes] = ..., admission: _Optional[bytes] = ..., start: _Optional[_Union[StartModel, _Mapping[str, object]]] = ...) -> None: ...
+    meanings: _containers.RepeatedCompositeFieldContainer[Meaning]
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., run: _Optional[str] = ..., algorithm: _Optional[str] = ..., model_digest: _Optional[str] = ..., graph_digest: _Optional[str] = ..., run_digest: _Optional[str] = ..., num_peers: _Optional[int] = ..., index: _Optional[int] = ..., name: _Optional[str] = ..., nonce: _Optional[int] = ..., received: _Optional[int] = ..., window_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., software: _Optional[str] = ..., seen_as: _Optional[str] = ..., challenge: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., progress: _Optional[bytes] = ..., shown: _Optional[bytes] = ..., admission: _Optional[bytes] = ..., start: _Optional[_Union[StartModel, _Mapping[str, object]]] = ..., meanings: _Optional[_Iterable[_Union[Meaning, _Mapping[str, object]]]] = ...) -> None: ...
+
+class Meaning(_message.Message):
+    __slots__ = ("kind", "digest", "entries", "count")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    digest: bytes
+    entries: bytes
+    count: int
+    def __init__(self, kind: _Optional[str] = ..., digest: _Optional[bytes] = ..., entries: _Optional[bytes] = ..., count: _Optional[int] = ...) -> None: ...
 
 class StartModel(_message.Message):
     __slots__ = ("digest", "parameters", "buffers")

@@ -1,0 +1,100 @@
+"""What the numbers in a device's data stand for: which class is 0, which piece of text is 7, which column comes first.
+
+Models fit each other by their shapes, and would be mixed where the dog of one device is the fox of another. So peers
+tell digests of the names, in their order, and compare them before they train together. Names are compared as text:
+however a file system writes "Ä". Pure: knows no data. What a neighbour tells takes at most 8 × 4 kB, and no text of it
+gets into a sentence: names are this peer's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from peer.foreign_text import quote
+
+DIGEST_BYTES = 32
+ENTRY_BYTES = 4
+MOST_ENTRIES = 1024
+"""In a longer list, each entry stands for several names that follow each other."""
+MOST_KINDS = 8
+MAX_KIND = 64
+CLASSES = "classes"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The names of one kind, in the order of their numbers."""
+
+    kind: str
+    """In the plural, as in "classes"."""
+    names: tuple[str, ...]
+    """In Unicode's normal form C; not told."""
+    digest: bytes
+    """SHA-256 over the names."""
+    entries: bytes
+    """4 bytes for each name, or for several: they only name what differs."""
+
+    @classmethod
+    def of(cls, kind: str, names: Sequence[str]) -> Meaning:
+        """Return what is told of some names."""
+        normal = tuple(map(normal_name, names))
+        each = max(1, math.ceil(len(normal) / MOST_ENTRIES))
+        runs = (normal[start : start + each] for start in range(0, len(normal), each))
+        return cls(kind, normal, _digest(normal), b"".join(_digest(run)[:ENTRY_BYTES] for run in runs))
+
+    def difference(self, digest: bytes, entries: bytes, count: int) -> str | None:
+        """Say where a neighbour's `count` names differ from these; None where they are the same. Only the digest
+        decides: entries are short, and may be anything."""
+        if digest == self.digest:
+            return None
+        each = max(1, math.ceil(len(self.names) / MOST_ENTRIES))
+        if count == len(self.names) or max(count, len(self.names)) <= MOST_ENTRIES:
+            for number, (mine, other) in enumerate(zip(_cut(self.entries), _cut(entries), strict=False)):
+                if mine != other:
+                    last = min((number + 1) * each, len(self.names)) - 1
+                    if each > 1:
+                        return f"they differ between numbers {number * each} and {last}"
+                    return f"number {number} is {quote(self.names[number])} here, and another one there"
+        if count != len(self.names):
+            return f"there are {count} there, and {len(self.names)} here"
+        return "it says not where"
+
+
+def meanings_of(names: Mapping[str, Sequence[str]]) -> tuple[Meaning, ...]:
+    """Return what is told of the names of each kind. Raises ValueError for what cannot be told."""
+    if len(names) > MOST_KINDS or any(not 0 < len(kind) <= MAX_KIND or not kind.isprintable() for kind in names):
+        raise ValueError(f"at most {MOST_KINDS} kinds can be told, whose names have up to {MAX_KIND} characters")
+    return tuple(Meaning.of(kind, of_kind) for kind, of_kind in sorted(names.items()))
+
+
+def advice(kind: str) -> str:
+    """Return what to do where two devices differ in names of a kind."""
+    if kind == CLASSES:
+        return "give their folders the same names on all devices, or set data.classes to the same list on all"
+    return f"use the same {kind}, in the same order, on all devices"
+
+
+def refuse_told(kind: str, digest: bytes, entries: bytes) -> None:
+    """Raise ValueError for what no peer tells."""
+    if len(kind) > MAX_KIND or len(digest) != DIGEST_BYTES:
+        raise ValueError("what it tells of them is no digest")
+    if len(entries) % ENTRY_BYTES or len(entries) > MOST_ENTRIES * ENTRY_BYTES:
+        raise ValueError(f"{len(entries)} bytes are no list of up to {MOST_ENTRIES} entries")
+
+
+def normal_name(name: str) -> str:
+    """Return a name as all devices write it."""
+    return unicodedata.normalize("NFC", name)
+
+
+def _cut(entries: bytes) -> list[bytes]:
+    return [entries[start : start + ENTRY_BYTES] for start in range(0, len(entries), ENTRY_BYTES)]
+
+
+def _digest(names: Sequence[str]) -> bytes:
+    return hashlib.sha256(json.dumps(names).encode()).digest()
