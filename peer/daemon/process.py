@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,6 +43,7 @@ from peer.daemon.runtime import has_parent, in_event_loop
 from peer.daemon.saving import sync_now_and_then
 from peer.daemon.service_manager import notify
 from peer.errors import INTERRUPTED, DataError, DivergenceError, SottoError, StateError, TaskError
+from peer.net.address import split_address, why_not_bound
 from peer.node.divergence_guard import reason_to_stop
 from peer.round_record import RoundRecord
 from peer.run_plan import refuse_errors, validate_config
@@ -63,7 +65,7 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
     """
     for finding in refuse_errors(validate_config(settle(config, base).config, base)):
         log.warning("%s: %s", finding.key, finding.sentence)
-    waits_for: str | None = None
+    patience = Patience(config, base)
     try:
         with private_files():
             while True:
@@ -74,19 +76,47 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
                     if not in_event_loop(rejoining.prepare(error, config, base)):
                         return INTERRUPTED
                 except SottoError as error:
-                    if has_parent() or not (error.may_pass or _data_is_away(error, config, base)):
-                        raise
-                    if str(error) != waits_for:
-                        waits_for = str(error)
-                        log.warning("%s", error)
-                        log.warning("waits until that has passed, and looks again every %g s", _LOOK_AGAIN_S)
-                    notify(f"STATUS=waits: {error}\nEXTEND_TIMEOUT_USEC={int(10e6 * _LOOK_AGAIN_S)}")
-                    time.sleep(_LOOK_AGAIN_S)
+                    patience.wait(error)
     except TaskError as error:
         if error.__cause__ is not None:
             # The sentence names one line; whoever mends the task may need those that led there.
             log.error("the task failed", exc_info=error.__cause__)
         raise
+
+
+class Patience:
+    """Waits for what passes by itself, such as an address or a disk that is not there yet after a boot."""
+
+    def __init__(self, config: Config, base: Path) -> None:
+        self._config, self._base = config, base
+        self._waits_for: str | None = None
+
+    def wait(self, error: SottoError) -> None:
+        """Return when it is time to look again. Raises `error` where that would change nothing, or another process
+        waits for this one."""
+        if has_parent() or not (error.may_pass or _data_is_away(error, self._config, self._base)):
+            raise error
+        if str(error) != self._waits_for:
+            self._waits_for = str(error)
+            log.warning("%s", error)
+            log.warning("waits until that has passed, and looks again every %g s", _LOOK_AGAIN_S)
+        notify(f"STATUS=waits: {error}\nEXTEND_TIMEOUT_USEC={int(10e6 * _LOOK_AGAIN_S)}")
+        _pause(_LOOK_AGAIN_S)
+
+
+def _pause(seconds: float) -> None:
+    # Not `time.sleep`, which computes a deadline: under a clock that is faked, for a trial, the system refuses it.
+    select.select((), (), (), seconds)
+
+
+def require_addresses(config: Config) -> None:
+    """Raise ConfigError where a peer cannot listen yet, because an interface or a host name is still to come."""
+    for key in ("listen", "metrics_listen"):
+        if listen := getattr(config.peer, key):
+            host, port = split_address(listen, key=f"peer.{key}")
+            why = why_not_bound(host, port, key=f"peer.{key}")
+            if why is not None and why.passes:
+                raise why.error(f"peer.{key}", listen)
 
 
 def _data_is_away(error: SottoError, config: Config, base: Path) -> bool:

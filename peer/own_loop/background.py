@@ -17,12 +17,12 @@ from typing import Literal
 
 from peer.config import Config
 from peer.daemon import rejoining
-from peer.daemon.assembly import assemble
+from peer.daemon.assembly import Parts, assemble
 from peer.daemon.first_peer_list import settle
-from peer.daemon.process import Daemon
+from peer.daemon.process import Daemon, Patience, require_addresses
 from peer.daemon.process import log as daemon_log
 from peer.daemon.runtime import Runtime
-from peer.errors import UsageError
+from peer.errors import SottoError, UsageError
 from peer.gossip.membership import Change, ChangeKind
 from peer.own_loop.events import Evaluated, MemberChange, PeersLate, RoundDone
 from peer.own_loop.loop_steps import LoopSteps
@@ -87,12 +87,25 @@ class Background(Host):
         base = self._path.parent
         for finding in refuse_errors(validate_config(settle(config, base).config, base)):
             daemon_log.warning("%s: %s", finding.key, finding.sentence)
-        watcher = Messenger(self._meeting)
-        parts = assemble(config, base, lambda: self._derive(read_config(self._path)[0]), loop=steps, watcher=watcher)
+        parts = self._parts(steps, config)
         self._config, self._daemon = config, Daemon(parts)
         self._runtime = self._daemon.runtime
         _open[self._path] = self._daemon
         return config.run.rounds - final_rounds(config, parts.common.local.setup.schedule) - 1
+
+    def _parts(self, steps: LoopSteps, config: Config) -> Parts:
+        """Return the parts of the daemon; what passes by itself, as after a boot, is waited for. Raises SottoError."""
+        base, patience = self._path.parent, Patience(config, self._path.parent)
+        while True:
+            try:
+                # The daemon listens in its own thread, when nothing of it can be made anew.
+                require_addresses(config)
+                watcher = Messenger(self._meeting)
+                return assemble(
+                    config, base, lambda: self._derive(read_config(self._path)[0]), loop=steps, watcher=watcher
+                )
+            except SottoError as error:
+                patience.wait(error)
 
     def start(self) -> None:
         self._loop = asyncio.new_event_loop()

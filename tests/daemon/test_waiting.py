@@ -42,7 +42,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
             raise Looked
         happens.pop(0)()
 
-    monkeypatch.setattr(process.time, "sleep", sleep)
+    monkeypatch.setattr(process, "_pause", sleep)
     monkeypatch.delenv("SOTTO_PARENT", raising=False)
     return happens
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
 import shutil
 import signal
@@ -20,7 +21,10 @@ from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from peer.cli import cli
+from peer.daemon import process
 from peer.gossip.membership import Change, ChangeKind
+from peer.net.address import NotBound
+from peer.net.security.authority import CertificateAuthority
 from peer.own_loop.background import Messenger
 from peer.own_loop.meeting import Meeting
 from peer.state.journal import Kind
@@ -111,6 +115,38 @@ def test_late_peers_and_members_are_told_of() -> None:
         sottovoce.PeersLate(round=3, names=("kitchen", "attic")),
         sottovoce.MemberChange(name="cellar", kind="loss", round=9),
     ]
+
+
+@pytest.mark.parametrize("what", ["address", "certificate"])
+def test_a_script_waits_for_what_passes_by_itself_after_a_boot(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `sotto run` does; before, `join` raised what was not there yet."""
+    file = kit(tmp_path)
+    looks, whole = [], {name: file.with_name(name).read_bytes() for name in ("peer.pem", "peer.key")}
+    if what == "certificate":
+        authority = CertificateAuthority.load(tmp_path / "ca.pem", tmp_path / "ca.key")
+        later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=9)
+        issued = authority.issue("peer-0", ["127.0.0.1"], now=later)
+        file.with_name("peer.pem").write_bytes(issued.certificate)
+        file.with_name("peer.key").write_bytes(issued.key)
+    else:
+        absent = NotBound("this machine has no address 192.0.2.1", "wait", True)
+        monkeypatch.setattr(process, "why_not_bound", lambda *_, **__: absent if len(looks) < 2 else None)
+
+    def look_again(*_: object) -> None:
+        looks.append(what)
+        if len(looks) == 2 and what == "certificate":
+            for name, content in whole.items():
+                file.with_name(name).write_bytes(content)
+
+    monkeypatch.setattr(process, "_pause", look_again)
+    with sottovoce.join(make_model(), file, every=1) as peer:
+        assert looks == [what] * 2
+        while not peer.done:
+            peer.step()
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("waits until that has passed" in each for each in said) == 1, "once, however long it takes"
 
 
 def test_a_script_that_waits_hears_who_is_late_and_can_be_interrupted(tmp_path: Path) -> None:
