@@ -546,6 +546,13 @@ class Config(Section):
         """Return how many of the first `num_peers` peers take part from round 0 on."""
         return num_peers - sum(not peer.is_first for peer in self.peers[:num_peers])
 
+    @property
+    def momentum_rule(self) -> str:
+        """What peers do with `training.momentum`, by which they and their states compare it: releases before 0.3 took
+        the mean of all peers' Adam where there is one mean, and now it is Adam of the mean."""
+        of_mean = self.algorithm.name in ("allreduce", "parameter-server") and self.training.momentum == "adam"
+        return "adam of the mean gradient, as from 0.3" if of_mean else self.training.momentum
+
     def run_digest(self) -> str:
         """Return hex digests, joined by dots, of what all peers of a run must share, in the order of SHARED_SECTIONS.
 
@@ -557,6 +564,7 @@ class Config(Section):
         job["graph"].pop("file")
         # So is how much its links carry; only whether there is a limit decides about the averaging rate.
         job["compressor"]["budget_kbytes_per_s"] = self.compressor.budget_kbytes_per_s is not None
+        job["training"]["momentum"] = self.momentum_rule
         # Earlier releases had a number in place of what depends on `theta`.
         job["algorithm"]["theta_value"] = 2.0 if self.algorithm.theta_value is None else self.algorithm.theta_value
         for section, key in _LATER_OPTIONS:

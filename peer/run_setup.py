@@ -28,7 +28,7 @@ from peer.criterion import ACCURACY, Criterion
 from peer.data_meaning import Meaning, meanings_of
 from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip import topology
-from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext
+from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext, NoMomentum
 from peer.gossip.budget import BandwidthBudget, nominal_bits
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import Membership, Newcomer
@@ -305,9 +305,14 @@ class RunSetup:
         drifts = not (self._peers_hold_one_model or corrects_drift(self.config))
         if options.label_adjustment == "auto" and not drifts:
             changes["label_adjustment"] = False
-        if self.spec.momentum_of_mean:
+        if self._momentum_of_mean:
             changes |= {"momentum": "none", "weight_decay": 0.0}
         return options.model_copy(update=changes)
+
+    @property
+    def _momentum_of_mean(self) -> bool:
+        """Whether momentum and weight decay act on the mean of all peers' gradients."""
+        return self.spec.acts_on_mean(self.config.training.momentum)
 
     @property
     def _peers_hold_one_model(self) -> bool:
@@ -426,7 +431,7 @@ class RunSetup:
             final=FinalRounds(count=final_rounds(self.config, self.schedule)),
             low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits),
             robust=robust_mixing(self.config),
-            momentum=partial(make_momentum, self.config.training),
+            momentum=partial(make_momentum, self.config.training) if self._momentum_of_mean else NoMomentum,
             server=ServerOptions(peer=options.server, model_bits=options.model_bits, model_range=options.model_range),
             shared_copies=self.shared_copies,
         )

@@ -186,7 +186,7 @@ class LocalPeer:
             "model": self.trainer.layout.digest,
             "graph": self.setup.schedule.digest,
             "algorithm": self.config.algorithm.name,
-            "momentum": self.config.training.momentum,
+            "momentum": self.config.momentum_rule,
         }
         if self.incarnation:
             identity["incarnation"] = str(self.incarnation)

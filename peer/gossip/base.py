@@ -97,6 +97,8 @@ class AlgorithmSpec:
     """Sends low-rank factors of the gradient (`NodeContext.low_rank`)."""
     momentum_of_mean: bool = False
     """Takes the plain gradient; momentum and weight decay act on the mean of all peers' (`NodeContext.momentum`)."""
+    adam_of_mean: bool = False
+    """Does so with Adam only: any other momentum of the mean is the mean of all peers' momenta."""
     mixes_after_step: bool = False
     """Averages whole models that have taken their step, so that on a complete graph all hold one at the end of a
     round."""
@@ -114,6 +116,10 @@ class AlgorithmSpec:
     none, or nothing depends on it."""
     robust_mixing: bool = False
     """Can clip or trim what it hears (`NodeContext.robust`): it mixes whole models, and nothing rests on their sum."""
+
+    def acts_on_mean(self, momentum: str) -> bool:
+        """Return whether a kind of momentum acts on the mean of all peers' gradients (`NodeContext.momentum`)."""
+        return self.momentum_of_mean or (self.adam_of_mean and momentum == "adam")
 
 
 class MixingSchedule(Protocol):
@@ -213,7 +219,7 @@ class NodeContext:
     robust: RobustMixing | None = None
     """Only with `spec.robust_mixing`; None: plain weighted sums."""
     momentum: Callable[[], MomentumRule] = NoMomentum
-    """Makes the momentum of the algorithms with `spec.momentum_of_mean`."""
+    """Makes the momentum that acts on the mean of all peers' gradients (`AlgorithmSpec.acts_on_mean`)."""
     shared_copies: SharedCopies | None = None
     """Where the replicas are that all peers of one process have in common; None: each peer keeps its own."""
     imposed: dict[int, Payload] = field(default_factory=dict)
@@ -221,6 +227,21 @@ class NodeContext:
     repeated with that instead of what the compressor makes: the others have it."""
     imposed_parts: dict[tuple[int, int, int], Payload] = field(default_factory=dict)
     """(round, phase, receiver) → the same, where messages are parts, of which every receiver gets its own."""
+
+
+_MOMENTUM = "momentum."
+
+
+def named_state(momentum: MomentumRule) -> dict[str, npt.NDArray[Any]]:
+    """Return the state of a momentum for the `state` of the algorithm that it belongs to."""
+    return {f"{_MOMENTUM}{name}": value for name, value in momentum.state().items()}
+
+
+def restored_momentum(node: NodeContext, state: Mapping[str, npt.NDArray[Any]]) -> MomentumRule:
+    """Return the momentum whose state `named_state` put into the state of an algorithm."""
+    momentum = node.momentum()
+    momentum.restore({k.removeprefix(_MOMENTUM): v for k, v in state.items() if k.startswith(_MOMENTUM)})
+    return momentum
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,18 @@ from peer.compress import add_decompressed_, build, decompress_layers
 from peer.compress.base import Compressor, Draws, compress_layers
 from peer.compress.payload import FloatArray, Payload
 from peer.errors import ConfigError
-from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.base import (
+    Algorithm,
+    AlgorithmSpec,
+    Exchange,
+    GraphNeed,
+    Metrics,
+    MomentumRule,
+    NodeContext,
+    NoMomentum,
+    named_state,
+    restored_momentum,
+)
 from peer.gossip.mixing import (
     add_scaled_,
     can_lose_peers,
@@ -26,12 +37,12 @@ from peer.wire.message import Message, MessageKind
 
 
 class AllReduce(Algorithm):
-    """x ← x − γ · mean_j g_j(x): everyone sends its gradient whole to everyone.
+    """x ← x − γ · mean_j g_j(x), or x ← x − γ · Adam(mean_j g_j(x)): everyone sends its gradient whole to everyone.
 
     Synchronous data-parallel SGD. Where everyone tells all the same gradient, the mean is the same to the last bit on
     all peers whose processors round alike (ascending index), and so is x. Of a peer that is lost some may have heard a
     gradient that others have not: when the graph without it begins, all take the model of the first of them
-    (`boundary.transfers`).
+    (`boundary.transfers`). Where members change, Adam begins anew at all peers alike, since a newcomer has no moments.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -42,11 +53,13 @@ class AllReduce(Algorithm):
         changes_members=True,
         uses_averaging_rate=False,
         local_steps=False,
+        adam_of_mean=True,
         tells_all=0,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
+        self._momentum = node.momentum()
         self._others: tuple[int, ...] = ()
         self._t, self._rate = -1, 0.0
         self._own: Payload = ()
@@ -61,7 +74,7 @@ class AllReduce(Algorithm):
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         # The mean of those who were heard: nobody is left out but who is lost.
         check_inbox(inbox, self._others, self._t, self.node.layout, may_lack=can_lose_peers(self.node))
-        add_mean_(self.x, self.node, -self._rate, self._own, inbox)
+        step_by_mean_(self.x, self.node, self._momentum, self._rate, self._own, inbox)
         return None
 
     def hears(self, t: int, sender: int) -> bool:
@@ -70,12 +83,22 @@ class AllReduce(Algorithm):
     def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
         return shares_of_mean(self.node, t)
 
+    def start_anew(self) -> None:
+        self._momentum = self.node.momentum()
+
     def without(self, peer: int) -> None:
         """Nothing is kept of anybody."""
 
     def metrics(self) -> Metrics:
         # Nobody's model is seen here, so how far the models are apart is not known.
         return Metrics()
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | named_state(self._momentum)
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self._momentum = restored_momentum(self.node, state)
 
 
 class ParameterServer(Algorithm):
@@ -98,11 +121,14 @@ class ParameterServer(Algorithm):
         needs_unbiased=True,
         uses_averaging_rate=False,
         local_steps=False,
+        adam_of_mean=True,
         tells_all=1,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
+        self._momentum = node.momentum()
+        """Of the server; that of a worker is never used."""
         peers = range(node.schedule.num_peers)
         self.server = node.server.peer
         if self.server not in peers:
@@ -151,7 +177,7 @@ class ParameterServer(Algorithm):
         if not self.is_server:
             return Exchange({}, frozenset({self.server}), phase=1)
         check_inbox(inbox, self._workers, self._t, self.node.layout, may_lack=False)
-        add_mean_(self.x, self.node, -self._rate, self._own, inbox)
+        step_by_mean_(self.x, self.node, self._momentum, self._rate, self._own, inbox)
         pulled = whole(self.x, self.node.layout)
         if self._model_grid is not None:
             draws = SharedDraws(self.node.draw_source.draws(self._t))
@@ -164,13 +190,28 @@ class ParameterServer(Algorithm):
         # Nobody's model is seen here, so how far the models are apart is not known.
         return Metrics()
 
+    def state(self) -> dict[str, Any]:
+        return super().state() | named_state(self._momentum)
 
-def add_mean_(x: FloatArray, node: NodeContext, scale: float, own: Payload, inbox: Mapping[int, Message]) -> None:
-    """Add scale · mean_j c_j to `x` in place, over the senders and the peer itself, ascending."""
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self._momentum = restored_momentum(self.node, state)
+
+
+def step_by_mean_(
+    x: FloatArray, node: NodeContext, momentum: MomentumRule, rate: float, own: Payload, inbox: Mapping[int, Message]
+) -> None:
+    """Take the step x ← x − γ · momentum(mean_j c_j) in place, over the senders and the peer itself, ascending."""
     mean = np.zeros_like(x)
     for _, message in in_sender_order(node.peer, inbox):
         add_decompressed_(mean, own if message is None else message.layers, node.layout, 1.0)
-    add_scaled_(x, scale / (len(inbox) + 1), mean)
+    num_peers = len(inbox) + 1
+    if isinstance(momentum, NoMomentum):
+        # One rounding less, and the bits of all releases.
+        add_scaled_(x, -rate / num_peers, mean)
+        return
+    mean /= mean.dtype.type(num_peers)
+    add_scaled_(x, -rate, momentum.direction(mean, x))
 
 
 def _grids(node: NodeContext) -> tuple[Compressor, Compressor] | tuple[None, None]:

@@ -17,7 +17,17 @@ from peer.compress import block_float
 from peer.compress.block_float import BlockFloat, Sizes
 from peer.compress.payload import FloatArray, Levels
 from peer.errors import LocalProtocolError, RemoteProtocolError
-from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
+from peer.gossip.base import (
+    Algorithm,
+    AlgorithmSpec,
+    Exchange,
+    GraphNeed,
+    Memory,
+    Metrics,
+    NodeContext,
+    named_state,
+    restored_momentum,
+)
 from peer.gossip.factors import Factors
 from peer.gossip.mixing import (
     add_scaled_,
@@ -271,7 +281,7 @@ class LowRank(Algorithm):
         state = {**super().state(), "error_memory": self.error_memory}
         if self._basis is not None:
             state["basis"] = self._basis
-        return state | {f"momentum.{name}": value for name, value in self._momentum.state().items()}
+        return state | named_state(self._momentum)
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         super().restore(state)
@@ -281,9 +291,7 @@ class LowRank(Algorithm):
             self._basis = np.array(state["basis"], self.x.dtype)
             if self._basis.size not in self._factors.basis_size:
                 raise ValueError(f"a saved basis has {self._basis.size} numbers, not one of {self._factors.basis_size}")
-        self._momentum = self.node.momentum()
-        prefix = "momentum."
-        self._momentum.restore({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        self._momentum = restored_momentum(self.node, state)
 
 
 def _block(message: Message) -> BlockFloat:

@@ -31,7 +31,7 @@ from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
 from peer.foreign_files import read_json
 from peer.gossip import ALGORITHMS, build, build_pair_node
-from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, NodeContext
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, NodeContext, NoMomentum
 from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
 from peer.gossip.pairs.node import PairNode
@@ -111,6 +111,11 @@ class Scenario:
     def num_nodes(self) -> int:
         return self.schedule.num_peers
 
+    @property
+    def momentum_of_mean(self) -> bool:
+        """Whether momentum acts on the mean of all gradients."""
+        return ALGORITHMS[self.algorithm].spec.acts_on_mean(self.momentum.get("kind", "none"))
+
     def node(self, peer: int) -> NodeContext:
         """Return the context of one node."""
         return NodeContext(
@@ -127,7 +132,7 @@ class Scenario:
             final=self.final,
             server=self.server,
             low_rank=self.low_rank,
-            momentum=partial(Momentum, **self.momentum),
+            momentum=partial(Momentum, **self.momentum) if self.momentum_of_mean else NoMomentum,
         )
 
     def gradient(self, node: int, z: FloatArray) -> Float64Array:
@@ -151,7 +156,7 @@ def replay(scenario: Scenario) -> Trajectory:
         return _replay_events(scenario)
     peers = range(scenario.num_nodes)
     algorithms = [build(scenario.algorithm, scenario.node(i), scenario.x0) for i in peers]
-    of_mean = ALGORITHMS[scenario.algorithm].spec.momentum_of_mean
+    of_mean = scenario.momentum_of_mean
     momenta = [Momentum() if of_mean else Momentum(**scenario.momentum) for _ in peers]
     result: Trajectory = {"x": [], "z": [], "u": []}
     _record(result, algorithms)
