@@ -29,6 +29,9 @@ differ. Between two that do, the digest of the whole model is not compared."""
 MEANING = 5
 """The first version whose peers tell what the numbers in their data stand for. Two that do compare it."""
 
+SNAPSHOT = 5
+"""The first version whose peers can go on from where a script was when the round that they had journaled began."""
+
 _RELEASES = {3: "0.1", 4: "0.2", 5: "0.3"}
 
 

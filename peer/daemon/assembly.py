@@ -55,6 +55,7 @@ from peer.node import membership_codec
 from peer.node.disk_state import DiskState
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
+from peer.node.local_steps import RecordedSteps
 from peer.node.loss_votes import LOST
 from peer.node.progress import PROGRESS
 from peer.node.told import TOLD
@@ -240,6 +241,8 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
         statements=local.statements,
         now=runtime.now,
     )
+    if isinstance(local.trainer, RecordedSteps):
+        local.trainer.all_speak = releases.have_spoken
     manifest = local.setup.manifest
     keep_in = local.folder.directory / "models" if config.evaluation.keep_models else None
     return CommonParts(

@@ -180,6 +180,7 @@ class DurablePeer:
         # Journaled after it is done, in one write with the frames: nothing that depends on it has left by then, and a
         # crash in between only means that the local step is done again.
         stepped = self.participant.recorded_step()
+        self.disk_state.pin(max((each.needs for each in stepped), default=OLDEST))
         return self._journaled(self._peer.begin(record), *stepped, record, always=True)
 
     def receive(self, peer: int, seq: int, frame: bytes, now: float) -> Effects:

@@ -30,6 +30,7 @@ from peer.gossip.effects import Effects
 from peer.node.disk_state import DiskState, Durability, OnRound, PeerRecovery, model_digest
 from peer.node.pair_participant import PairParticipant, PairState
 from peer.node.replay import recall_step
+from peer.protocol import OLDEST
 from peer.state.disk import Disk
 from peer.state.journal import Call, Called, Record, Stepped
 from peer.state.recovery import gives_other_bits
@@ -168,6 +169,7 @@ class DurablePair:
     def step(self, now: float) -> Effects:
         """Apply the gradient and end the iteration."""
         stepped = self.participant.recorded_step()
+        self.disk_state.pin(max((each.needs for each in stepped), default=OLDEST))
         return self._called(Call.STEP, lambda: self.participant.step(now), now, stepped=stepped)
 
     def receive(self, peer: int, frame: bytes, now: float) -> Effects:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -36,6 +36,14 @@ class LocalSteps(Protocol):
 
 class RecordedSteps(ABC):
     """Local steps that cannot be computed again, because their code is the user's: they go into the journal."""
+
+    all_speak: Callable[[int], bool] = staticmethod(lambda protocol: True)
+    """Whether all members speak a version of the protocol, by what the driver of the peer knows. For any thread."""
+
+    @property
+    @abstractmethod
+    def record_needs(self) -> int:
+        """The version of the protocol whose releases can read what `record` returned last."""
 
     @abstractmethod
     def record(self) -> Mapping[str, npt.NDArray[Any]]:

@@ -147,7 +147,8 @@ class PairParticipant:
         """Return the record of what `compute` did, if it is something that cannot be computed again."""
         if not isinstance(self.local_steps, RecordedSteps):
             return ()
-        return (Stepped(self.round, self.local_steps.record()),)
+        record = self.local_steps.record()
+        return (Stepped(self.round, record, self.local_steps.record_needs),)
 
     def step(self, now: float) -> Effects:
         """Apply the gradient and end the iteration, with an exchange or without."""

@@ -223,7 +223,8 @@ class Participant:
         """Return the record of the local step that `step` did, if it is one that cannot be computed again."""
         if self._step is None or not isinstance(self.local_steps, RecordedSteps):
             return ()
-        return (Stepped(self.session.round, self.local_steps.record()),)
+        record = self.local_steps.record()
+        return (Stepped(self.session.round, record, self.local_steps.record_needs),)
 
     def begin(self, now: float, left_out: frozenset[int] = frozenset()) -> Effects:
         """Start the exchange of the round with the result of `step`. `left_out`: receivers that get no weight."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from peer.errors import StateError, UsageError
 from peer.node.checkpoint_arrays import Arrays, group, grouped
@@ -180,6 +181,7 @@ class Kept:
         """Raises UsageError for an object that has not both, or that is listed twice."""
         if not isinstance(objects, (list, tuple)):
             raise UsageError(f"keep is a {type(objects).__name__}; give a list, such as keep=[optimizer, scheduler]")
+        self._given = [*objects]
         self._objects = [_stateful(each) for each in objects]
         self._kinds = [type(each).__name__ for each in objects]
         for number, each in enumerate(objects):
@@ -192,11 +194,30 @@ class Kept:
             if any(each is other for other in objects[:number]):
                 raise UsageError(f"keep[{number}] is in keep twice ({type(each).__name__})")
 
+    def __contains__(self, each: object) -> bool:
+        return any(each is one for one in self._given)
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers among the objects."""
+        return [each for each in self._given if isinstance(each, torch.optim.Optimizer)]
+
+    def changed_follower(self, arrays: Arrays) -> str | None:
+        """Return the name of a scheduler or module that has another state than when `pack` returned this: these follow
+        the steps of an optimizer, where a loader or a generator goes ahead of them."""
+        for number, each in enumerate(self._given):
+            if isinstance(each, (torch.optim.lr_scheduler.LRScheduler, nn.Module)):
+                then, now = group(arrays, f"kept.{number}"), self._packed(number)
+                if any(not np.array_equal(now[name], then[name]) for name in now if name in then):
+                    return f"keep[{number}] ({self._kinds[number]})"
+        return None
+
+    def _packed(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        return pack(self._objects[number].state_dict(), f"keep[{number}].state_dict()")
+
     def pack(self) -> dict[str, npt.NDArray[Any]]:
         """Return the states of all objects, and of what kind they are. Raises UsageError for what cannot be kept."""
         groups = {"kept": pack(self._kinds, "keep")}
-        for number, each in enumerate(self._objects):
-            groups[f"kept.{number}"] = pack(each.state_dict(), f"keep[{number}].state_dict()")
+        groups |= {f"kept.{number}": self._packed(number) for number in range(len(self._objects))}
         return grouped(**groups)
 
     def load(self, arrays: Arrays) -> None:

@@ -4,8 +4,10 @@ In place of a gradient stands the displacement Δ = z − w: the script got the 
 outer learning rate γ = 1 and without outer momentum the algorithm's step x ← x − γ Δ is the script's own. With Nesterov
 momentum it is the outer step of DiLoCo: m ← β m + Δ, x ← x − γ (Δ + β m).
 
-The script cannot be asked for the same steps again, so that what it answered is journaled, with all that the script
-goes on with: that it stems from the same instant is what makes a restart exact.
+The script cannot be asked for the same steps again to the bit, so that what it answered is journaled, with all that the
+script had when the round began. A script that is started again trains the last journaled round once more from there,
+and what it comes to is not asked for again. So nothing is lost of what a script does between an exchange and the next
+round: the scheduler's step, a moving average.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.node.local_steps import RecordedSteps
 from peer.own_loop.meeting import Evaluate, Finish, Meeting, Train
 from peer.own_loop.parameters import ExchangedParameters, Vector
+from peer.protocol import OLDEST, SNAPSHOT
 from peer.start_model import DIGEST_BYTES, StartModel
 from peer.train.evaluation import Evaluation
 from peer.train.learning_rate import learning_rates
@@ -43,7 +46,18 @@ class ScriptStep:
     loss: float | None
     """Mean over the steps, where the script tells."""
     script: Arrays
-    """What the script goes on with after this round: optimizer, loader, random numbers."""
+    """What the script had beside the model when the round began: optimizer, loader, random numbers."""
+    is_behind: bool = False
+    """Whether it is rather what the script goes on with behind the round, as releases before 0.3 read it."""
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The round that a script trains once more after a restart: its displacement is journaled."""
+
+    t: int
+    model: Vector
+    """The model that the round began with; where exchanges overlap, the one that the script went on with behind it."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +84,24 @@ class LoopSteps(RecordedSteps):
         *,
         script: Arrays,
         measure: Callable[[Vector], tuple[int, int]],
+        overlap: bool = False,
     ) -> None:
         """`options`: outer learning rate and momentum. `script`: what the script begins with. `measure(z)` returns
-        (right, total) of the model at z, in the script's thread."""
+        (right, total) of the model at z, in the script's thread. `overlap`: whether the script goes on from
+        z − displacement while the exchange is under way."""
         self.meeting, self.script = meeting, script
+        self.repeats: Repeated | None = None
+        """The round that `script` is the beginning of, once its displacement is known."""
         self.was_restored = False
         """Whether `script` is that of an earlier process."""
-        self._parameters, self._measure = parameters, measure
+        self._parameters, self._measure, self._overlap = parameters, measure, overlap
         self._options = options
         self._momentum, self._rates = make_momentum(options), learning_rates(options, rounds)
         self._start, self._start_model = parameters.vector(), parameters.start_model()
         self._stepped: ScriptStep | None = None
         self._recalled: ScriptStep | None = None
+        self._recorded: Arrays = {}
+        """What of the script the journal and the checkpoint before it hold."""
 
     def anew(self, meeting: Meeting, script: Arrays) -> LoopSteps:
         """Return the local steps of the same script for a peer that joins the run once more, without outer momentum:
@@ -89,7 +109,8 @@ class LoopSteps(RecordedSteps):
         fresh = copy.copy(self)
         fresh.meeting, fresh.script, fresh.was_restored = meeting, script, False
         fresh._momentum = make_momentum(self._options)
-        fresh._stepped = fresh._recalled = None
+        fresh._stepped = fresh._recalled = fresh.repeats = None
+        fresh._recorded = {}
         return fresh
 
     # What peers of every kind of training have.
@@ -128,6 +149,10 @@ class LoopSteps(RecordedSteps):
             assert isinstance(stepped, ScriptStep)
             self._stepped = stepped
         self.script = self._stepped.script
+        began = np.array(z, np.float32)
+        if self._overlap:
+            began -= self._stepped.displacement
+        self.repeats = None if self._stepped.is_behind else Repeated(t, began)
         return LoopStep(self._momentum.direction(self._stepped.displacement, z), self._stepped.loss)
 
     def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
@@ -147,20 +172,38 @@ class LoopSteps(RecordedSteps):
 
     # What survives a crash.
 
+    @property
+    def record_needs(self) -> int:
+        """The version of the protocol whose releases read the last local step."""
+        return OLDEST if self.repeats is None else SNAPSHOT
+
     def record(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Return the last local step for the journal."""
+        """Return the last local step for the journal. Of the script, what has not changed since the record or the
+        checkpoint before it is left out."""
         assert self._stepped is not None
-        loss = np.array([np.nan if self._stepped.loss is None else self._stepped.loss])
-        step = {"displacement": self._stepped.displacement, "loss": loss}
-        return grouped(step=step, script=self._stepped.script)
+        stepped, before = self._stepped, self._recorded
+        self._recorded = stepped.script
+        loss = np.array([np.nan if stepped.loss is None else stepped.loss])
+        step = {"displacement": stepped.displacement, "loss": loss}
+        if stepped.is_behind:
+            return grouped(step=step, script=stepped.script)
+        same = [name for name, array in stepped.script.items() if name in before and _are_equal(array, before[name])]
+        news = {name: array for name, array in stepped.script.items() if name not in same}
+        return grouped(step=step, script=news, start={"same": np.frombuffer("\n".join(same).encode(), np.uint8)})
 
     def recall(self, record: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take a step from the journal as the next one."""
-        step, script = group(record, "step"), group(record, "script")
+        step, script, start = group(record, "step"), group(record, "script"), group(record, "start")
         if step.keys() != {"displacement", "loss"} or step["displacement"].shape != self._start.shape:
             raise StateError("the journal holds a local step of another model; use a new state folder")
-        loss = float(step["loss"][0])
-        self._recalled = ScriptStep(step["displacement"], None if np.isnan(loss) else loss, script)
+        if start:
+            same = start["same"].tobytes().decode().splitlines()
+            if not self._recorded.keys() >= {*same}:
+                raise StateError("the journal holds a local step that refers to one before it, which is not there")
+            script |= {name: self._recorded[name] for name in same}
+        loss, self._recorded = float(step["loss"][0]), script
+        loss_or_none = None if np.isnan(loss) else loss
+        self._recalled = ScriptStep(step["displacement"], loss_or_none, script, is_behind=not start)
         self.was_restored = True
 
     def state(self) -> Mapping[str, npt.NDArray[Any]]:
@@ -172,17 +215,22 @@ class LoopSteps(RecordedSteps):
             "parameters": model.digest + model.parameters.entries,
             "buffers": model.buffers.entries,
         }
-        start = {name: np.frombuffer(value, np.uint8) for name, value in parts.items()}
-        return grouped(momentum=self._momentum.state(), script=self.script, start=start)
+        groups: dict[str, Arrays] = {"start": {name: np.frombuffer(value, np.uint8) for name, value in parts.items()}}
+        if self.repeats is not None:
+            groups["repeats"] = {"round": np.array([self.repeats.t]), "model": self.repeats.model}
+        return grouped(momentum=self._momentum.state(), script=self.script, **groups)
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take back what `state` returned."""
-        momentum = group(state, "momentum")
-        if "m" in momentum and momentum["m"].shape != self._start.shape:
-            raise ValueError(f"outer momentum has shape {momentum['m'].shape}, expected {self._start.shape}")
+        momentum, repeats = group(state, "momentum"), group(state, "repeats")
+        for name, vector in (("outer momentum", momentum.get("m")), ("the repeated round", repeats.get("model"))):
+            if vector is not None and vector.shape != self._start.shape:
+                raise ValueError(f"{name} has shape {vector.shape}, expected {self._start.shape}")
         self._momentum.restore(momentum)
         self._restore_start(group(state, "start"))
+        self.repeats = Repeated(int(repeats["round"][0]), np.array(repeats["model"])) if repeats else None
         self.script, self.was_restored = group(state, "script"), True
+        self._recorded = self.script
 
     def _restore_start(self, start: Arrays) -> None:
         parts = {name: value.tobytes() for name, value in start.items()}
@@ -199,3 +247,8 @@ class LoopSteps(RecordedSteps):
         elif whole != self._start_model.whole:
             # A state of release 0.2, of a script that begins with another model by now.
             self._start_model = StartModel(whole)
+
+
+def _are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Whether two arrays of bytes are equal. Where an optimizer's state changes, its beginning does, mostly."""
+    return one.size == other.size and np.array_equal(one[:64], other[:64]) and np.array_equal(one, other)

@@ -6,7 +6,8 @@ device, and the very tensors that the optimizer holds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import fnmatch
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,8 +40,9 @@ _MADE_OF = "the seed that is set before the model is built (torch.manual_seed), 
 class ExchangedParameters:
     """The parameters of a model that a peer exchanges."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """Raises UsageError for a model whose parameters cannot be exchanged."""
+    def __init__(self, model: nn.Module, private: Sequence[str] = ()) -> None:
+        """`private`: names or patterns of the parameters that stay on this device. Raises UsageError for a model whose
+        parameters cannot be exchanged."""
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model is a {type(model).__name__}; join takes a torch.nn.Module")
         _refuse_wrappers(model)
@@ -48,12 +50,16 @@ class ExchangedParameters:
         inner = getattr(model, "_orig_mod", model)
         assert isinstance(inner, nn.Module)
         self.model = inner
-        self._parameters = dict(_trained(inner))
+        self.private = _private(inner, private)
+        """Parameters by name that are neither exchanged nor compared with those of others."""
+        self._parameters = self._exchanged_now()
         self.frozen = FrozenParameters(inner)
         self._not_trained = [each for each in inner.parameters() if not each.requires_grad]
         if not self._parameters:
             raise UsageError(
                 "the model has no parameters that require a gradient, so there is nothing to train together"
+                if not self.private
+                else "all parameters that require a gradient are private, so there is nothing to train together"
             )
         for name, parameter in self._parameters.items():
             _refuse_parameter(name, parameter)
@@ -64,8 +70,8 @@ class ExchangedParameters:
         """What the run ended with; empty before."""
 
     def start_model(self) -> StartModel:
-        """Return digests of all parameters and buffers, frozen ones included."""
-        return replace(start_model(self.model), made_of=_MADE_OF)
+        """Return digests of all parameters and buffers, frozen ones included and private ones not."""
+        return replace(start_model(self.model, without=self.private), made_of=_MADE_OF)
 
     def note_end(self) -> None:
         """Take note of the parameters as those that the run ends with."""
@@ -87,7 +93,7 @@ class ExchangedParameters:
 
     def check(self) -> None:
         """Raise UsageError if the model has other parameters than when it joined."""
-        now = dict(_trained(self.model))
+        now = self._exchanged_now()
         added = next((name for name in now if name not in self._parameters), None)
         if added is not None:
             raise UsageError(
@@ -110,6 +116,12 @@ class ExchangedParameters:
                     f" {_described(parameter)} now; use torch.autocast for other types"
                 )
 
+    def is_at(self, vector: Vector) -> bool:
+        """Whether the parameters have the values of a vector."""
+        parts = torch.split(torch.from_numpy(vector), list(self.layout.sizes))
+        pairs = zip(self._parameters.values(), parts, strict=True)
+        return all(torch.equal(each.detach().cpu().reshape(-1), part) for each, part in pairs)
+
     def vector(self) -> Vector:
         """Return the values of all parameters, float32[n], in memory of their own. Raises UsageError where one is not
         finite."""
@@ -131,6 +143,18 @@ class ExchangedParameters:
         with torch.no_grad():
             for parameter, part in zip(self._parameters.values(), parts, strict=True):
                 parameter.copy_(part.view(parameter.shape))
+
+    def own(self) -> dict[str, torch.Tensor]:
+        """Return the private parameters that are trained, by name; not copies."""
+        return {name: each.detach() for name, each in self.private.items() if each.requires_grad}
+
+    def load_own(self, kept: Mapping[str, torch.Tensor]) -> None:
+        """Set private parameters to what `own` returned. Raises StateError if they are those of another model."""
+        for name, value in kept.items():
+            if name not in self.private or self.private[name].shape != value.shape:
+                raise StateError(f"the state folder holds {name}, {_described(value)}, which is not private here")
+            with torch.no_grad():
+                self.private[name].copy_(value)
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return the buffers of the model by name, such as the statistics of batch norms: each peer's own."""
@@ -170,6 +194,9 @@ class ExchangedParameters:
             except Exception as error:  # Code of others: whatever it raises, it does not take what it returned.
                 raise StateError(f"module {name!r} does not take the extra state that it had: {error}") from error
 
+    def _exchanged_now(self) -> dict[str, nn.Parameter]:
+        return {name: each for name, each in _trained(self.model) if name not in self.private}
+
     def shares_with(self, module: nn.Module) -> str | None:
         """Return the name of a parameter of the model that another module has as well, if there is one."""
         theirs = {id(each) for each in module.parameters()}
@@ -189,6 +216,17 @@ def factors_apart(model: nn.Module) -> str | None:
 
 def _trains(module: object) -> bool:
     return isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters())
+
+
+def _private(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Return the parameters whose names match a pattern. Raises UsageError for one that matches none."""
+    if isinstance(patterns, str) or not all(isinstance(each, str) for each in patterns):
+        raise UsageError(f"private is {patterns!r}; give a list of names or patterns, such as private=['head.*']")
+    named = dict(model.named_parameters())
+    for pattern in patterns:
+        if not fnmatch.filter(named, pattern):
+            raise UsageError(f"private: {pattern!r} matches no parameter of the model, which has {', '.join(named)}")
+    return {name: each for name, each in named.items() if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
 
 
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

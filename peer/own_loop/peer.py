@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from peer.config import Config, TrainingOptions
 from peer.errors import StateError, UsageError
@@ -22,11 +24,12 @@ from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.own_loop.background import place
 from peer.own_loop.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
 from peer.own_loop.kept_state import Keepable, Kept, pack, unpack
-from peer.own_loop.loop_steps import LoopSteps, ScriptStep
+from peer.own_loop.loop_steps import LoopSteps, Repeated, ScriptStep
 from peer.own_loop.meeting import End, Evaluate, Finish, Train
 from peer.own_loop.parameters import ExchangedParameters, Vector, factors_apart
 from peer.own_loop.place import Place, derive_config
 from peer.own_loop.random_state import RandomNumbers
+from peer.protocol import SNAPSHOT
 from peer.run_plan import algorithm_spec
 from peer.train.model_file import not_in_files, save_model
 from peer.train.moving import buffers_kept
@@ -53,6 +56,7 @@ class Peer:
         *,
         every: int,
         keep: Sequence[Keepable],
+        private: Sequence[str],
         outer_momentum: float,
         outer_learning_rate: float,
         overlap: bool,
@@ -63,7 +67,7 @@ class Peer:
         for call in (evaluate, *callbacks.values()):
             if call is not None and not callable(call):
                 raise UsageError(f"a callback is a {type(call).__name__}, which cannot be called")
-        self._parameters, self._kept = ExchangedParameters(model), Kept(keep)
+        self._parameters, self._kept = ExchangedParameters(model, private), Kept(keep)
         for number, each in enumerate(keep):
             shared = self._parameters.shares_with(each) if isinstance(each, nn.Module) else None
             if shared is not None:
@@ -108,6 +112,18 @@ class Peer:
         """What the parameters were when the steps of this round began; None outside of the block."""
         self._request: Train | None = None
         """The round that the peer waits for; None while it exchanges."""
+        self._repeats: Repeated | None = None
+        """The round that is trained once more after a restart, until its exchange."""
+        self._start: Arrays | None = None
+        """All that the script had beside the model when the round began."""
+        self._awaits_step = False
+        """Whether no step was counted since the round began."""
+        self._head: object = None
+        """Where the loop reads `done` before it does anything else: a script that is started again begins there."""
+        self._passes_head = True
+        """Whether it has done so since the exchange before, or nothing was exchanged yet."""
+        self._hooks: list[RemovableHandle] = []
+        self._said_order = False
         self._last_round = 0
         self._has_rejoined = False
         """Whether the peer takes part again, and the script has yet to hear of it."""
@@ -166,7 +182,17 @@ class Peer:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to train: the run is complete, or this peer was stopped."""
+        """Whether there is nothing left to train: the run is complete, or this peer was stopped.
+
+        Read it at the head of the loop. A script that is started again goes on there, from what the script had when it
+        read this first since the exchange.
+        """
+        caller = sys._getframe(1)
+        self._pass_by((caller.f_code, caller.f_lineno))
+        return self._is_done
+
+    @property
+    def _is_done(self) -> bool:
         return self._state in ("completed", "stopped", "closed")
 
     @property
@@ -195,21 +221,31 @@ class Peer:
                 self._meeting,
                 self._outer_options(),
                 self.rounds,
-                script=self._script_state(None),
+                script=self._script_state(self._parameters.vector() if self._overlap else None),
                 measure=self._measure,
+                overlap=self._overlap,
             )
             self._last_round = self._host.open(steps, self._config)
             _joined_models.add(id(self._parameters.model))
             try:
                 model = self._resume(steps.script) if steps.was_restored else None
+                self._repeats = steps.repeats if steps.was_restored else None
                 self._host.start()
                 self._state = "training"
-                self._await_model(model)
+                if self._repeats is None:
+                    self._await_model(model)
+                else:
+                    self._round, self._steps_ahead = self._repeats.t, self._steps - self._repeats.t * self._every
+                    self._begin_round(self._repeats.model if model is None else model)
             except BaseException:
                 self._leave("the script could not begin")
                 raise
         if self._resumed_random is not None:
             self._random.set(self._resumed_random)
+        if self._state == "training":
+            # What was loaded may be in another order now.
+            self._start = self._script_state(self._moved_model()) if steps.was_restored else steps.script
+            self._hooks = [each.register_step_pre_hook(self._look_at_order) for each in self._kept.optimizers()]
         return self
 
     def __exit__(
@@ -232,6 +268,8 @@ class Peer:
 
     def _leave(self, reason: str) -> None:
         self._host.stop(reason)
+        for hook in self._hooks:
+            hook.remove()
         _joined_models.discard(id(self._parameters.model))
         if self._state == "training":
             self._stop_reason = reason
@@ -250,10 +288,14 @@ class Peer:
         UsageError for a model that has changed, and what ended the peer otherwise.
         """
         self._check_call("step")
-        if self.done:
+        if self._is_done:
             ended = f"was stopped ({self._stop_reason})" if self._stop_reason else "is complete"
             raise UsageError(f"the run {ended}, so there is nothing left to step; end the loop when peer.done is true")
         self._steps, self._resumed_random = self._steps + 1, None
+        if self._awaits_step:
+            self._awaits_step = False
+            if self._start is None:
+                self._start = self._script_state(self._parameters.vector())
         if loss is not None:
             self._losses.append(_number(loss))
         self._parameters.check_frozen()
@@ -275,16 +317,20 @@ class Peer:
         """
         self._check_call("until_done")
         unstepped = 0
-        while not self.done:
+        while not self._is_done:
             iterator, before, is_empty = iter(batches), self._steps, True
             resumed, self._resumed_random = self._resumed_random, None
+            if not self._steps and batches not in self._kept:
+                # It draws its seed for the first time, as it did then. One that is kept had done so for its state.
+                resumed = None
             if resumed is not None:
                 # A loader draws a seed when it begins; the script that went on without a crash did not.
                 self._random.set(resumed)
             for batch in iterator:
                 is_empty, steps = False, self._steps
                 yield batch
-                if self.done:
+                self._pass_by(Peer.until_done)
+                if self._is_done:
                     return
                 unstepped = unstepped + 1 if self._steps == steps else 0
             if is_empty and resumed is not None:
@@ -324,6 +370,14 @@ class Peer:
         displacement = self._base - model
         self._look_for_moves(displacement)
         loss = self._mean_loss()
+        repeats, self._repeats = self._repeats, None
+        if repeats is not None:
+            # What this round came to is in the journal. That counts, to the bit, also where it came out otherwise now.
+            if self._overlap:
+                self._begin_round(repeats.model)
+            if not self._overlap or repeats.t >= self._last_round:
+                self._await_model(None)
+            return
         if self._overlap:
             if self._request is None:
                 self._await_request()
@@ -334,12 +388,14 @@ class Peer:
                 return
             # The model of the round before, moved by what the script has done since.
             model = self._request.z - displacement
-            self._parameters.write(model)
-            self._base = model
         is_last = self._request is not None and self._request.t >= self._last_round
         self._request = None
-        script = self._script_state(model if self._overlap else None)
-        self._meeting.answer(ScriptStep(displacement, loss, script))
+        is_behind, script = not self._loop_steps.all_speak(SNAPSHOT), self._start
+        if is_behind or script is None:
+            script = self._script_state(model if self._overlap else None)
+        if self._overlap:
+            self._begin_round(model)
+        self._meeting.answer(ScriptStep(displacement, loss, script, is_behind))
         if not self._overlap or is_last:
             self._await_model(None)
 
@@ -380,11 +436,51 @@ class Peer:
             self._take_model(self._request.z if model is None or self._has_rejoined else model)
 
     def _take_model(self, model: Vector) -> None:
-        self._base = model
-        self._parameters.write(model)
+        self._begin_round(model)
         if self._has_rejoined:
             self._has_rejoined = False
             self._tell(Rejoined(round=self._round))
+
+    def _begin_round(self, model: Vector) -> None:
+        """Let the script go on from a model."""
+        self._parameters.write(model)
+        self._base, self._awaits_step, self._start = model, True, None
+        # A loop that did not pass by its head in the round before may not do so in this one.
+        if not self._passes_head and self._state == "training":
+            self._start = self._script_state(model if self._overlap else None)
+        self._passes_head = False
+
+    def _pass_by(self, place: object) -> None:
+        """Note what the script has at the head of its loop: what it did behind the exchange is done."""
+        is_script = os.getpid() == self._process and self._state == "training"
+        if not is_script or not self._awaits_step or threading.current_thread() is not self._meeting.owner:
+            return
+        if self._head is None:
+            # Where something was drawn or read before, a script that is started again does so before it comes there.
+            assert self._start is not None
+            is_head = place is Peer.until_done or _are_same(self._start, self._script_state(self._moved_model()))
+            self._head = place if is_head else ""
+        # Later it may be in the midst of an accumulation.
+        if not self._passes_head and place in (self._head, Peer.until_done):
+            self._passes_head = True
+            self._start = self._script_state(self._moved_model())
+
+    def _look_at_order(self, *_: object) -> None:
+        """Warn once, before an optimizer steps, where the loop has no head and does more behind an exchange."""
+        if self._awaits_step and not self._passes_head and self._start is not None and not self._said_order:
+            changed = self._kept.changed_follower(self._start)
+            if changed is not None:
+                self._said_order = True
+                log.warning(
+                    "%s has changed between peer.step() and the next step of the optimizer: a crash would lose that."
+                    " Call peer.step() last in the loop, or loop with peer.until_done(…) or `while not peer.done`",
+                    changed,
+                )
+
+    def _moved_model(self) -> Vector | None:
+        """Return what is in the parameters; None where that is the mixed model, which is known."""
+        assert self._base is not None
+        return None if not self._overlap and self._parameters.is_at(self._base) else self._parameters.vector()
 
     def _await_request(self) -> None:
         """Do what the peer asks until it asks to train, or has ended."""
@@ -419,7 +515,7 @@ class Peer:
 
     def _take_part_again(self, begin_again: Callable[[], None]) -> None:
         """Join the run once more, with all of the script but its model. Raises SottoError."""
-        self._request, self._steps_ahead, self._has_rejoined = None, None, True
+        self._request, self._repeats, self._steps_ahead, self._has_rejoined = None, None, None, True
         self._losses.clear()
         with self._random.kept():
             begin_again()
@@ -459,7 +555,7 @@ class Peer:
     # -- what survives a crash -----------------------------------------------------------------------------------------
 
     def _script_state(self, model: Vector | None) -> Arrays:
-        """Return all that the script goes on with beside the mixed model; `model` where it goes on from another one."""
+        """Return all that the script has beside the mixed model; `model` where it has another one."""
         numbers, parameters = self._random.state(), self._parameters
         state = {"steps": self._steps, "random": numbers, "buffers": parameters.buffers(), "model": model}
         # What earlier releases neither wrote nor read.
@@ -472,6 +568,7 @@ class Peer:
                 next(iter(frozen)),
             )
         state |= {"frozen": frozen, "fleeting": parameters.fleeting(), "extra": parameters.extra_states()}
+        state |= {"private": parameters.own()}
         with self._random.kept():
             kept = self._kept.pack()
         return {**grouped(script=pack(state, "the script's state")), **kept}
@@ -488,6 +585,7 @@ class Peer:
         self._kept.load(script)
         self._parameters.load_buffers(state["buffers"], state.get("fleeting", ()))
         self._parameters.load_extra_states(state.get("extra", {}))
+        self._parameters.load_own(state.get("private", {}))
         try:
             self._parameters.frozen.restore_(state.get("frozen", {}))
         except ValueError as error:
@@ -518,6 +616,7 @@ def join(
     *,
     every: int,
     keep: Sequence[Keepable] = (),
+    private: Sequence[str] = (),
     outer_momentum: float = 0.0,
     outer_learning_rate: float = 1.0,
     overlap: bool = False,
@@ -535,6 +634,8 @@ def join(
     - `keep`: objects with `state_dict` and `load_state_dict` that are saved with the model in every round, such as
       optimizer, scheduler, gradient scaler, a stateful loader or a moving average of the model, and generators of
       random numbers of the script's own.
+    - `private`: names of parameters that are trained and stay on this device, such as a head or norms of its own; `*`
+      stands for any text. The same on all peers.
     - `outer_momentum`, `outer_learning_rate`: Nesterov momentum on what a peer's rounds move, as in DiLoCo (0.9 and 0.7
       there); the same on all peers.
     - `overlap`: exchange while the next steps are done; a model then takes effect one round late.
@@ -557,6 +658,7 @@ def join(
         config if isinstance(config, Place) else place(config),
         every=every,
         keep=keep,
+        private=private,
         outer_momentum=outer_momentum,
         outer_learning_rate=outer_learning_rate,
         overlap=overlap,
@@ -576,6 +678,10 @@ def _check_numbers(every: int, outer_momentum: float, outer_learning_rate: float
         )
     if not isinstance(overlap, bool):
         raise UsageError(f"overlap is {overlap!r}; it is True or False")
+
+
+def _are_same(one: Arrays, other: Arrays) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def _number(loss: object) -> torch.Tensor | float:

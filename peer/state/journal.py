@@ -27,7 +27,7 @@ import json
 import struct
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
@@ -35,6 +35,7 @@ import xxhash
 
 from peer.errors import StateError
 from peer.foreign_values import parse_json
+from peer.protocol import OLDEST
 from peer.state.checkpoints import arrays_of, entries_of
 from peer.state.disk import Buffer, Disk, Handle, cannot_be_written, replace
 
@@ -205,6 +206,8 @@ class Stepped:
     round: int
     arrays: Mapping[str, npt.NDArray[Any]]
     """What it came to (`node.local_steps.RecordedSteps`)."""
+    needs: int = field(default=OLDEST, compare=False)
+    """The version of the protocol whose releases can read it; not in the journal itself."""
 
 
 Record: TypeAlias = (

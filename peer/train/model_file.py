@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -139,14 +139,15 @@ def load_model_(model: torch.nn.Module, path: Path) -> None:
             wanted[name].copy_(tensor)
 
 
-def start_model(model: torch.nn.Module) -> StartModel:
-    """Return digests of names, types, shapes and values of all parameters, and of the buffers of its state_dict."""
+def start_model(model: torch.nn.Module, *, without: Container[str] = ()) -> StartModel:
+    """Return digests of names, types, shapes and values of all parameters, and of the buffers of its state_dict;
+    `without` the parameters of some names."""
     whole, kept = hashlib.sha256(), model.state_dict().keys()
     parameters: list[Entry] = []
     buffers: list[Entry] = []
     named = ((parameters, model.named_parameters()), (buffers, model.named_buffers()))
     for entries, name, tensor in ((entries, *each) for entries, tensors in named for each in tensors):
-        if entries is buffers and name not in kept:
+        if name not in kept if entries is buffers else name in without:
             continue
         form = f"\t{tensor.dtype}\t{list(tensor.shape)}\n"
         flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)

@@ -91,7 +91,7 @@ def adamw(
     in_8_bits: bool = False,
     **options: Any,
 ) -> Outcome:
-    """Train with AdamW, clipping, a scheduler, and a loader that knows its position."""
+    """Train with AdamW, clipping, a loader that knows its position, and a scheduler that steps behind the exchange."""
     torch.set_num_threads(1)
     model = make_model(in_8_bits=in_8_bits)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -106,8 +106,8 @@ def adamw(
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            scheduler.step()
             peer.step(loss)
+            scheduler.step()
             after_step(peer)
     return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped)
 

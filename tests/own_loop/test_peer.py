@@ -22,12 +22,14 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from peer.cli import cli
 from peer.daemon import process
+from peer.daemon.releases import Releases
 from peer.gossip.membership import Change, ChangeKind
 from peer.net.address import NotBound
 from peer.net.security.authority import CertificateAuthority
 from peer.own_loop.background import Messenger
 from peer.own_loop.meeting import Meeting
-from peer.state.journal import Kind
+from peer.state.disk import RealDisk
+from peer.state.journal import Kind, Stepped, read_journal
 from tests.own_loop import scripts
 from tests.own_loop.scripts import Samples, make_model, vector_of, write_kits
 
@@ -84,7 +86,8 @@ def test_the_working_directory_may_change_behind_a_place(tmp_path: Path, monkeyp
         with sottovoce.join(make_model(), where, every=1) as peer:
             monkeypatch.chdir(tmp_path)
             assert peer.steps == starts - 1
-            peer.step()
+            for _ in range(2):
+                peer.step()
     assert (folder / "state").is_dir()
     assert not [*elsewhere.iterdir()]
     assert {each.name for each in tmp_path.iterdir()} == {"kit", "elsewhere"}
@@ -165,7 +168,8 @@ def test_a_script_that_waits_hears_who_is_late_and_can_be_interrupted(tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         alone()
     assert late == [sottovoce.PeersLate(round=0, names=("peer-1",))]
-    # It has sent its first displacement, and goes on behind it, together with the peer that was late.
+    # It has sent its first displacement, and goes on behind it, together with the peer that was late: it did not know
+    # yet which release that one has.
     outcomes: dict[int, int] = {}
     # Here, because threads share the generator that they are drawn from.
     models = [make_model(), make_model()]
@@ -216,7 +220,7 @@ def test_a_stop_of_the_operator_ends_the_loop(tmp_path: Path) -> None:
     assert peer.stopped == "stopped by the operator"
     assert 3 <= peer.steps < 1000
     with sottovoce.join(make_model(), file, every=1) as again:
-        assert again.steps == peer.steps
+        assert again.steps == peer.steps - 1
 
 
 def test_a_run_that_is_complete_hands_over_its_model_again(tmp_path: Path) -> None:
@@ -229,8 +233,8 @@ def test_a_run_that_is_complete_hands_over_its_model_again(tmp_path: Path) -> No
         peer.save(tmp_path / "model.safetensors")
     again = make_model()
     with sottovoce.join(again, file, every=1) as peer:
-        assert peer.done
-        assert list(peer.until_done([1])) == []
+        assert peer.steps_left == 1
+        assert list(map(peer.step, peer.until_done([1.0]))) == [True]
     assert torch.equal(vector_of(again), vector_of(model))
 
 
@@ -259,8 +263,10 @@ def test_a_pass_may_end_where_a_script_is_started_again(tmp_path: Path, leave_af
                     break
         return seen
 
-    parts = train(file, leave_after) + train(file, None)
-    assert parts == train(kit(tmp_path / "whole", "run.rounds=12"), None)
+    first, second = train(file, leave_after), train(file, None)
+    # The last round that was journaled is trained again.
+    assert second[:2] == first[-2:]
+    assert first + second[2:] == train(kit(tmp_path / "whole", "run.rounds=12"), None)
 
 
 def test_a_loader_that_is_not_kept_begins_a_new_pass(tmp_path: Path) -> None:
@@ -272,7 +278,7 @@ def test_a_loader_that_is_not_kept_begins_a_new_pass(tmp_path: Path) -> None:
                 peer.step()
                 if peer.steps == leave_after:
                     break
-    assert seen == ["first", "second", "first", "second", "third", "first"]
+    assert seen == ["first", "second", "first", "second", "third", "first", "second"]
 
 
 def test_steps_whose_round_was_not_journaled_are_done_again(tmp_path: Path) -> None:
@@ -291,6 +297,41 @@ def test_steps_whose_round_was_not_journaled_are_done_again(tmp_path: Path) -> N
 
     expected = scripts.adamw(sottovoce.place(file), on_round=cut_short)
     assert scripts.adamw(sottovoce.place(killed / file.name)) == expected
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_state_is_that_of_the_release_before_until_all_members_have_the_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    """It holds the script as it was behind the exchange. A peer goes on from that, and then in the new way."""
+    file = kit(tmp_path / "upgraded", "run.rounds=12")
+
+    def recorded() -> list[set[str]]:
+        disk = RealDisk(file.parent / "state")
+        records = read_journal(disk, "journal-00000000.log").records
+        return [{name.partition("/")[0] for name in each.arrays} for each in records if isinstance(each, Stepped)]
+
+    def train(where: Path, until: int) -> list[float]:
+        model, numbers = make_model(), torch.Generator().manual_seed(1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        begins = []
+        with sottovoce.join(model, where, every=2, keep=[optimizer, numbers], overlap=overlap) as peer:
+            begins.append(float(peer.steps))
+            while not peer.done and peer.steps < until:
+                optimizer.zero_grad()
+                model(torch.randn(8, 6, generator=numbers)).square().mean().backward()
+                optimizer.step()
+                peer.step()
+        return [*begins, *vector_of(model).tolist()]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Releases, "have_spoken", lambda self, protocol: False)
+        train(file, 9)
+        assert recorded() == [{"step", "script"}] * 4
+    assert train(file, 13)[0] == 8.0
+    begins, *found = train(file, 24)
+    assert begins == 10.0
+    assert found == train(kit(tmp_path / "whole", "run.rounds=12"), 24)[1:]
 
 
 def ends_of_records(journal: bytes) -> list[tuple[Kind, int]]:
