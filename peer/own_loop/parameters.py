@@ -116,6 +116,11 @@ class ExchangedParameters:
                     f" {_described(parameter)} now; use torch.autocast for other types"
                 )
 
+    @property
+    def exchanged(self) -> Mapping[str, nn.Parameter]:
+        """The parameters that are exchanged, by name, in the order of the vector."""
+        return self._parameters
+
     def is_at(self, vector: Vector) -> bool:
         """Whether the parameters have the values of a vector."""
         parts = torch.split(torch.from_numpy(vector), list(self.layout.sizes))
@@ -133,6 +138,12 @@ class ExchangedParameters:
                 " learning rate, clip gradients, or skip such steps as torch.amp.GradScaler does"
             )
         return vector
+
+    def displacements(self, vector: Vector) -> dict[int, torch.Tensor]:
+        """Return by how much each parameter is away from a vector, by its identity."""
+        parts = torch.split(torch.from_numpy(np.array(vector)), list(self.layout.sizes))
+        pairs = zip(self._parameters.values(), parts, strict=True)
+        return {id(each): part.view(each.shape).to(each.device) - each.detach() for each, part in pairs}
 
     def write(self, vector: npt.NDArray[Any]) -> None:
         """Give all parameters their values from `vector: float32[n]`, in place."""

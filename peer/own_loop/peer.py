@@ -29,6 +29,7 @@ from peer.own_loop.meeting import End, Evaluate, Finish, Train
 from peer.own_loop.parameters import ExchangedParameters, Vector, factors_apart
 from peer.own_loop.place import Place, derive_config
 from peer.own_loop.random_state import RandomNumbers
+from peer.own_loop.weight_copies import WeightCopies
 from peer.protocol import SNAPSHOT
 from peer.run_plan import algorithm_spec
 from peer.train.model_file import not_in_files, save_model
@@ -75,6 +76,7 @@ class Peer:
                     f"keep[{number}] ({type(each).__name__}) holds {shared} of the model that joins, which is saved in"
                     " any case; leave it out of keep"
                 )
+        self._copies = WeightCopies(keep, self._parameters.exchanged, every)
         without = not_in_files(self._parameters.model)
         if without:
             log.warning(
@@ -122,6 +124,8 @@ class Peer:
         """Where the loop reads `done` before it does anything else: a script that is started again begins there."""
         self._passes_head = True
         """Whether it has done so since the exchange before, or nothing was exchanged yet."""
+        self._mixes = False
+        """Whether a model that is written from now on is that of the script, mixed."""
         self._hooks: list[RemovableHandle] = []
         self._said_order = False
         self._last_round = 0
@@ -245,6 +249,7 @@ class Peer:
         if self._state == "training":
             # What was loaded may be in another order now.
             self._start = self._script_state(self._moved_model()) if steps.was_restored else steps.script
+            self._mixes = True
             self._hooks = [each.register_step_pre_hook(self._look_at_order) for each in self._kept.optimizers()]
         return self
 
@@ -299,6 +304,8 @@ class Peer:
         if loss is not None:
             self._losses.append(_number(loss))
         self._parameters.check_frozen()
+        if not self._moves:
+            self._copies.look()
         if self._meeting.is_lost:
             self._parameters.check()
             self._await_model(None)
@@ -368,6 +375,9 @@ class Peer:
         assert self._base is not None
         model = self._parameters.vector()
         displacement = self._base - model
+        self._copies.look()
+        if displacement.any():
+            self._copies.look_at_masters()
         self._look_for_moves(displacement)
         loss = self._mean_loss()
         repeats, self._repeats = self._repeats, None
@@ -443,12 +453,18 @@ class Peer:
 
     def _begin_round(self, model: Vector) -> None:
         """Let the script go on from a model."""
-        self._parameters.write(model)
+        self._move_to(model)
         self._base, self._awaits_step, self._start = model, True, None
         # A loop that did not pass by its head in the round before may not do so in this one.
         if not self._passes_head and self._state == "training":
             self._start = self._script_state(model if self._overlap else None)
         self._passes_head = False
+
+    def _move_to(self, model: Vector) -> None:
+        """Write a mixed model into the parameters, and move by as much whatever the optimizers hold beside them."""
+        if self._mixes and not self._copies.is_empty:
+            self._copies.move_(self._parameters.displacements(model))
+        self._parameters.write(model)
 
     def _pass_by(self, place: object) -> None:
         """Note what the script has at the head of its loop: what it did behind the exchange is done."""
@@ -496,7 +512,7 @@ class Peer:
                 case Evaluate(z):
                     self._meeting.answer(self._measure(z))
                 case Finish(z, path):
-                    self._parameters.write(z)
+                    self._move_to(z)
                     self._parameters.note_end()
                     if path is not None:
                         self._saved_as = str(path)
@@ -568,7 +584,7 @@ class Peer:
                 next(iter(frozen)),
             )
         state |= {"frozen": frozen, "fleeting": parameters.fleeting(), "extra": parameters.extra_states()}
-        state |= {"private": parameters.own()}
+        state |= {"private": parameters.own(), "copies": self._copies.state()}
         with self._random.kept():
             kept = self._kept.pack()
         return {**grouped(script=pack(state, "the script's state")), **kept}
@@ -586,6 +602,7 @@ class Peer:
         self._parameters.load_buffers(state["buffers"], state.get("fleeting", ()))
         self._parameters.load_extra_states(state.get("extra", {}))
         self._parameters.load_own(state.get("private", {}))
+        self._copies.restore(state.get("copies", ()))
         try:
             self._parameters.frozen.restore_(state.get("frozen", {}))
         except ValueError as error:
