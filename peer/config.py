@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from peer import config_schema
 from peer.data_meaning import normal_name
-from peer.errors import ConfigError
+from peer.errors import ConfigError, why_not_utf8
 from peer.foreign_values import parse_toml
 
 DIGITS = "digits"
@@ -668,8 +668,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError("no such file; `sotto init` writes one", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from None
-    except UnicodeDecodeError:
-        raise ConfigError("is not UTF-8 text", file=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(why_not_utf8(error), file=str(path)) from None
     except ValueError as error:
         raise ConfigError(f"is not valid TOML: {error}", file=str(path)) from None
 

@@ -23,6 +23,7 @@ and the error's `exit_code`; a traceback is only ever shown for a bug.
 
 from __future__ import annotations
 
+import codecs
 import errno
 
 from peer.foreign_text import printable
@@ -64,6 +65,13 @@ def remedy(error: Exception) -> str:
         kind = getattr(error, "sqlite_errorname", "").removeprefix("SQLITE_").split("_")[0]
         number = {"FULL": errno.ENOSPC, "READONLY": errno.EROFS, "IOERR": errno.EIO}.get(kind)
     return _REMEDIES.get(number or 0, "repair what is named")
+
+
+def why_not_utf8(error: UnicodeDecodeError) -> str:
+    """Return why bytes are no UTF-8 text, without the subject, and what helps where that is known."""
+    if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "is UTF-16 text, as PowerShell's > writes it: save it as UTF-8"
+    return "is not UTF-8 text"
 
 
 class SottoError(Exception):

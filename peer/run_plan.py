@@ -14,7 +14,7 @@ from typing import Any
 from peer import compress, gossip
 from peer.compress.bound import BoundedCompressor
 from peer.config import OWN_LOOP, VOTE, Config, TrainingOptions
-from peer.errors import ConfigError
+from peer.errors import ConfigError, why_not_utf8
 from peer.gossip import topology, validate
 from peer.gossip.averaging_rate import default_averaging_rate
 from peer.gossip.base import AlgorithmSpec, GraphNeed
@@ -482,8 +482,8 @@ def refuse_errors(findings: Sequence[validate.Finding]) -> list[validate.Finding
 def _read_graph(path: Path) -> GraphFile:
     try:
         return GraphFile(str(path), path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError:
-        raise ConfigError("is not UTF-8 text", key="graph.file", value=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(why_not_utf8(error), key="graph.file", value=str(path)) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", key="graph.file", value=str(path)) from None
 

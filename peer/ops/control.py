@@ -214,7 +214,7 @@ def _address(entry: PeerAddress, listen: str | None) -> str:
     if listen:
         host, _, port = listen.rpartition(":")
         return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "") else f"{host}:{port}"
-    raise PeerUnreachable("accepts no connections: run the command on its device, or see the log there")
+    raise PeerUnreachable("accepts no connections, and does not run here: run the command on its device")
 
 
 def _own_socket(config: Config, base: Path) -> str | None:

@@ -148,7 +148,8 @@ def _read_metrics(data: RunData) -> bool:
             finally:
                 store.close()
         except sqlite3.Error as error:
-            data.unreadable.append(f"{file.relative_to(data.directory)} cannot be read: {_reason(error)}")
+            reason = _reason(error) + _advice(file, error)
+            data.unreadable.append(f"{file.relative_to(data.directory)} cannot be read: {reason}")
     if files and len(data.unreadable) == len(files):
         raise StateError(f"{data.directory}: {'; '.join(data.unreadable)}")
     data.notes += [f"{each}." for each in data.unreadable]
@@ -166,6 +167,15 @@ def _config_of_a_peer(data: RunData) -> str | None:
 
 def _sorted_values(rows: dict[Any, Any]) -> list[Any]:
     return [rows[key] for key in sorted(rows)]
+
+
+def _advice(file: Path, error: sqlite3.Error) -> str:
+    """Return what helps where SQLite may not write beside a file whose process was killed."""
+    refused = getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
+    beside = file.with_name(f"{file.name}-wal")
+    if not refused or not beside.exists():
+        return ""
+    return f"; its last rows are in {beside.name}, which SQLite reads only where it may write: copy the folder there"
 
 
 def _reason(error: Exception) -> str:

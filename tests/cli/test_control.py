@@ -142,7 +142,7 @@ def test_a_peer_that_listens_nowhere_is_listed_as_unreachable(verb: str, behind_
     assert result.exit_code == 6
     answers = json.loads(result.stdout)
     assert [answer["state"] for answer in answers] == ["unreachable", "unreachable"]
-    assert "accepts no connections: run the command on its device" in answers[1]["error"]
+    assert "accepts no connections, and does not run here: run the command on its device" in answers[1]["error"]
 
 
 def test_removing_a_peer_with_nobody_there_says_so(behind_nat: None) -> None:

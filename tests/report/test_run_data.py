@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from peer.errors import StateError
 from peer.report.run_data import load_run, metrics_files
+from peer.state.metrics import MetricsStore
 from tests.report.sample_run import write_sample_run
 
 
@@ -68,3 +70,23 @@ def test_what_is_no_run_folder_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(StateError, match=name):
         load_run(tmp_path / name)
+
+
+def test_rows_that_only_a_writable_folder_gives_are_an_error_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process was killed, and its folder copied without one of the files beside the metrics, or mounted read-only."""
+    (tmp_path / "metrics.sqlite").write_bytes(b"")
+    (tmp_path / "metrics.sqlite-wal").write_bytes(b"rows")
+
+    def refused(path: Path, *, read_only: bool) -> MetricsStore:
+        # A new file in a folder that is not there: the same error, also as root.
+        sqlite3.connect(f"file:{path.parent}/away/{path.name}?mode=ro", uri=True).close()
+        raise AssertionError
+
+    monkeypatch.setattr("peer.report.run_data.MetricsStore", refused)
+    with pytest.raises(StateError, match=r"unable to open .*metrics.sqlite-wal, which SQLite reads only where it may"):
+        load_run(tmp_path)
+    (tmp_path / "metrics.sqlite-wal").unlink()
+    with pytest.raises(StateError, match=r"unable to open database file$"):
+        load_run(tmp_path)

@@ -128,6 +128,7 @@ def read_image(path: Path, size: int) -> torch.Tensor:
     """Return the middle square of an image file as uint8[3, size, size]. Raises DataError if it cannot be decoded."""
     from PIL import Image as images
 
+    _allow_long_texts()
     try:
         with images.open(path, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -142,6 +143,14 @@ def read_image(path: Path, size: int) -> torch.Tensor:
         raise DataError(f"{path} cannot be read as an image: {error}") from None
     pixels = np.asarray(square)
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def _allow_long_texts() -> None:
+    """Let a PNG have texts or a colour profile of more than 1 MB, as editors write them. All together still have at
+    most `MAX_TEXT_MEMORY` bytes."""
+    from PIL import PngImagePlugin
+
+    PngImagePlugin.MAX_TEXT_CHUNK = max(PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY)
 
 
 def _upright_colours(image: Image) -> Image:
@@ -166,6 +175,7 @@ def _check(paths: Sequence[Path], size: int) -> None:
     wrong at its beginning or its end is decoded."""
     from PIL import Image as images
 
+    _allow_long_texts()
     wrong = []
     for path in paths:
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from peer.errors import DataError
 from peer.train.datasets import image_folder
@@ -88,6 +88,19 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path, content: bytes):
     (tmp_path / "broken.png").write_bytes(content)
     with pytest.raises(DataError, match=r"broken\.png cannot be read as an image"):
         read_image(tmp_path / "broken.png", 8)
+
+
+def test_a_long_text_beside_the_pixels_is_no_reason_to_refuse_an_image(tmp_path: Path):
+    texts = PngImagePlugin.PngInfo()
+    texts.add_itxt("workflow", "x" * 2_000_000, zip=True)
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "long.png", pnginfo=texts)
+    assert read_image(tmp_path / "long.png", 8)[:, 0, 0].tolist() == [255, 0, 0]
+    # What expands without bounds is still refused.
+    for _ in range(4):
+        texts.add_itxt("bomb", "x" * 20_000_000, zip=True)
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "bomb.png", pnginfo=texts)
+    with pytest.raises(DataError, match=r"bomb.png cannot be read as an image"):
+        read_image(tmp_path / "bomb.png", 8)
 
 
 def test_an_image_cut_short_is_refused(tmp_path: Path):
