@@ -198,8 +198,10 @@ class Kept:
         return any(each is one for one in self._given)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return the optimizers among the objects."""
-        return [each for each in self._given if isinstance(each, torch.optim.Optimizer)]
+        """Return the optimizers among the objects; of one that a framework has wrapped, what it wraps: wrappers are
+        optimizers by their type alone."""
+        found = [each for each in self._given if isinstance(each, torch.optim.Optimizer)]
+        return [getattr(each, "optimizer", each) for each in found]
 
     def changed_follower(self, arrays: Arrays) -> str | None:
         """Return the name of a scheduler or module that has another state than when `pack` returned this: these follow

@@ -122,8 +122,10 @@ class Peer:
         """Whether no step was counted since the round began."""
         self._head: object = None
         """Where the loop reads `done` before it does anything else: a script that is started again begins there."""
-        self._passes_head = True
-        """Whether it has done so since the exchange before, or nothing was exchanged yet."""
+        self._passes_head = False
+        """Whether it has done so since the exchange before."""
+        self._has_exchanged = False
+        """Whether this process has; until then, the round began with the block."""
         self._mixes = False
         """Whether a model that is written from now on is that of the script, mixed."""
         self._hooks: list[RemovableHandle] = []
@@ -456,7 +458,8 @@ class Peer:
         self._move_to(model)
         self._base, self._awaits_step, self._start = model, True, None
         # A loop that did not pass by its head in the round before may not do so in this one.
-        if not self._passes_head and self._state == "training":
+        self._has_exchanged = self._mixes
+        if not self._passes_head and self._mixes:
             self._start = self._script_state(model if self._overlap else None)
         self._passes_head = False
 
@@ -477,13 +480,14 @@ class Peer:
             is_head = place is Peer.until_done or _are_same(self._start, self._script_state(self._moved_model()))
             self._head = place if is_head else ""
         # Later it may be in the midst of an accumulation.
-        if not self._passes_head and place in (self._head, Peer.until_done):
+        if self._has_exchanged and not self._passes_head and place in (self._head, Peer.until_done):
             self._passes_head = True
             self._start = self._script_state(self._moved_model())
 
     def _look_at_order(self, *_: object) -> None:
         """Warn once, before an optimizer steps, where the loop has no head and does more behind an exchange."""
-        if self._awaits_step and not self._passes_head and self._start is not None and not self._said_order:
+        is_behind = self._has_exchanged and self._awaits_step and not self._passes_head
+        if is_behind and self._start is not None and not self._said_order:
             changed = self._kept.changed_follower(self._start)
             if changed is not None:
                 self._said_order = True

@@ -238,7 +238,7 @@ def test_a_run_that_is_complete_hands_over_its_model_again(tmp_path: Path) -> No
     assert torch.equal(vector_of(again), vector_of(model))
 
 
-@pytest.mark.parametrize("leave_after", [4, 5, 7, 10])
+@pytest.mark.parametrize("leave_after", [1, 2, 4, 5, 7, 10])
 def test_a_pass_may_end_where_a_script_is_started_again(tmp_path: Path, leave_after: int) -> None:
     """Five batches are a pass, and two are accumulated for a step: a restart falls on all places of a pass, with none
     or one of its batches left. Data, order and dropout are those of a script that was never stopped."""
