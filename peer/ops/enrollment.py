@@ -67,9 +67,11 @@ def request(directory: Path, name: str, host: str | None, port: int) -> str:
     (place,) = place_peers(None, [host or "-"], port)
     address = None if place.address is None else join_address(place.address, place.port)
     pem, key = request_certificate(name, [place.address] if place.address else [], address=address)
+    # As whoever signs it reads it, before anything is written.
+    thumbprint = read_request(pem).thumbprint
     write_secret(directory / "peer.key", key)
     write_bytes(directory / REQUEST_FILE, pem)
-    return read_request(pem).thumbprint
+    return thumbprint
 
 
 def needs_passphrase(directory: Path) -> bool:
