@@ -30,7 +30,9 @@ _context.set_forkserver_preload(["tests.own_loop.scripts", "torch._dynamo"])
 def start(script: str, file: Path, **options: Any) -> ForkServerProcess:
     """Start a script of `scripts` with the configuration `file`, in the folder of that."""
     # One that is no daemon may have workers of a loader.
-    process = _context.Process(target=as_process, args=(script, file, options), daemon=script != "with_workers")
+    process = _context.Process(
+        target=as_process, args=(script, file, options), daemon=script not in ("with_workers", "of_this_year")
+    )
     process.start()
     return process
 

@@ -17,6 +17,7 @@ import sottovoce
 import torch
 from sottovoce.eight_bit import convert
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from peer.config import load
@@ -233,6 +234,118 @@ def with_workers(where: sottovoce.Place) -> Outcome:
             print(f"begins at step {peer.steps}", flush=True)
             time.sleep(0.05)
     return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped)
+
+
+class Replay:
+    """The last transitions of a device, as a script keeps them."""
+
+    def __init__(self) -> None:
+        self.rows, self.at = torch.zeros(64, 6 + 6 + 2), 0
+
+    def add(self, rows: torch.Tensor) -> None:
+        self.rows[torch.arange(self.at, self.at + len(rows)) % len(self.rows)] = rows
+        self.at += len(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows, self.at = state["rows"], state["at"]
+
+
+def body(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, outputs))
+
+
+def follow(slow: nn.Module, quick: nn.Module, share: float) -> None:
+    for one, other in zip(slow.parameters(), quick.parameters(), strict=True):
+        one.data.lerp_(other.data, share)
+
+
+def diffusion() -> tuple[nn.Module, Callable[[torch.Tensor, int], torch.Tensor], Callable[[], object], list[Any]]:
+    """Return a denoiser, its loss, what follows a step, and what is kept: a moving average of the denoiser."""
+    model = body(6 + 1, 6)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.95), use_buffers=True)
+
+    def loss(points: torch.Tensor, step: int) -> torch.Tensor:
+        time_, noise = torch.rand(len(points), 1), torch.randn_like(points)
+        noisy = (1 - time_).sqrt() * points + time_.sqrt() * noise
+        return (model(torch.cat([noisy, time_], 1)) - noise).pow(2).mean()
+
+    return model, loss, lambda: average.update_parameters(model), [average]
+
+
+def contrast() -> tuple[nn.Module, Callable[[torch.Tensor, int], torch.Tensor], Callable[[], object], list[Any]]:
+    """The same of an encoder with a momentum encoder and a queue of its codes."""
+    model = nn.ModuleDict({"query": body(6, 4), "key": body(6, 4).requires_grad_(False)})
+    model["key"].load_state_dict(model["query"].state_dict())
+    model.register_buffer("queue", nn.functional.normalize(torch.randn(32, 4)))
+    model.register_buffer("at", torch.zeros((), dtype=torch.int64))
+
+    def loss(points: torch.Tensor, step: int) -> torch.Tensor:
+        queries = nn.functional.normalize(model["query"](points + 0.1 * torch.randn_like(points)))
+        with torch.no_grad():
+            keys = nn.functional.normalize(model["key"](points + 0.1 * torch.randn_like(points)))
+        logits = torch.cat([(queries * keys).sum(1, keepdim=True), queries @ model.queue.clone().T], 1)
+        model.queue[(int(model.at) + torch.arange(len(keys))) % len(model.queue)] = keys
+        model.at += len(keys)
+        return nn.functional.cross_entropy(logits / 0.1, torch.zeros(len(points), dtype=torch.int64))
+
+    return model, loss, lambda: follow(model["key"], model["query"], 0.05), []
+
+
+def values() -> tuple[nn.Module, Callable[[torch.Tensor, int], torch.Tensor], Callable[[], object], list[Any]]:
+    """The same of action values with a target network, explored by a generator of its own."""
+    model = nn.ModuleDict({"online": body(6, CLASSES), "target": body(6, CLASSES).requires_grad_(False)})
+    model["target"].load_state_dict(model["online"].state_dict())
+    replay, chance = Replay(), torch.Generator().manual_seed(5)
+    model.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def loss(points: torch.Tensor, step: int) -> torch.Tensor:
+        with torch.no_grad():
+            best = model["online"](points).argmax(1)
+            explores = torch.rand(len(points), generator=chance) < 0.2
+            taken = torch.where(explores, torch.randint(CLASSES, best.shape, generator=chance), best)
+            reward = points.gather(1, taken[:, None])
+            after = points.roll(1, 1) + 0.05 * torch.randn_like(points)
+            replay.add(torch.cat([points, after, taken[:, None].float(), reward], 1))
+            rows = replay.rows[torch.randint(min(replay.at, len(replay.rows)), (16,))]
+            aim = rows[:, 13] + 0.9 * model["target"](rows[:, 6:12]).max(1).values
+        return nn.functional.smooth_l1_loss(model["online"](rows[:, :6]).gather(1, rows[:, 12:13].long())[:, 0], aim)
+
+    def after() -> None:
+        model.steps += 1
+        if int(model.steps) % 7 == 0:
+            model["target"].load_state_dict(model["online"].state_dict())
+
+    return model, loss, after, [replay, chance]
+
+
+def of_this_year(where: sottovoce.Place, *, kind: str, pause_s: float = 0.0) -> Outcome:
+    """Train as `kind` does, on batches that two workers read."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, loss_of, after, keep = {"diffusion": diffusion, "contrast": contrast, "values": values}[kind]()
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=10_000)
+    loader = StatefulDataLoader(
+        Samples(where.index, 400), batch_size=8, shuffle=True, num_workers=2, multiprocessing_context="fork"
+    )
+    torch.manual_seed(100 + where.index)
+    with sottovoce.join(model, where, every=3, keep=[optimizer, scheduler, loader, *keep]) as peer:
+        print(f"begins at step {peer.steps}", flush=True)
+        for points, _ in peer.until_done(loader):
+            loss = loss_of(points, peer.steps)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            after()
+            peer.step(loss)
+            _pause(peer, pause_s)
+    own = [each for each in keep if isinstance(each, nn.Module | Replay)]
+    kept = "".join(digest_of(each) if isinstance(each, nn.Module) else str(each.rows.sum()) for each in own)
+    return Outcome(digest_of(model) + kept, peer.steps, peer.round, peer.stopped)
 
 
 def as_process(script: str, file: Path, options: dict[str, Any]) -> None:
