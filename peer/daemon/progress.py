@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 
 from peer.daemon.local_peer import LocalPeer
@@ -64,7 +65,7 @@ class SignedProgress:
         self._statements, self._durable_round, self._admitted = statements, durable_round, admitted
         self._start, self._era = Progress(era=kept.era, round=start_round), kept.era
         self._known = KnownProgress(local.number, statements, self._start, kept.signed)
-        self._written = dict(kept.signed)
+        self._written, self._writing = dict(kept.signed), threading.Lock()
         self._write_at = 0.0
         self._lost: Progress | None = None
         """What this peer had signed and has lost."""
@@ -147,10 +148,12 @@ class SignedProgress:
 
     def keep(self) -> None:
         """Write what is known of neighbours. Raises StateError."""
-        signed = dict(self._known.kept)
-        if signed != self._written:
-            kept_progress.keep(self._local.folder.disk, kept_progress.KeptProgress(era=self._era, signed=signed))
-            self._written = signed
+        # At the end of the process a write of the helper may still be under way in another thread.
+        with self._writing:
+            signed = dict(self._known.kept)
+            if signed != self._written:
+                kept_progress.keep(self._local.folder.disk, kept_progress.KeptProgress(era=self._era, signed=signed))
+                self._written = signed
 
     @property
     def _done(self) -> Progress:

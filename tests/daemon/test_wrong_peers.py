@@ -12,6 +12,7 @@ import datetime
 import logging
 import math
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -279,7 +280,8 @@ def expect_sentence(folder: Path, settings: tuple[str, ...], says: tuple[str, ..
     result = sotto("run", "--config", str(folder / "peer.toml"), *words)
     sentence = result.stderr.strip().splitlines()[-1]
     assert result.exit_code == code, result.output
-    assert sentence.startswith("sotto: error: ")
+    # It stands in a log, and has its time.
+    assert re.match(r"[\d-]+ [\d:,]+ sotto: error: ", sentence)
     assert "Traceback" not in result.output
     for fragment in says:
         assert fragment in sentence

@@ -218,7 +218,7 @@ def test_an_error_in_a_users_task_is_told_with_its_line(tmp_path: Path, debug: b
     assert log, told
     logged = Path(log[1]).read_text()
     assert 'raise ValueError("the sensor was unplugged")' in logged, "the log has the whole traceback"
-    assert logged.splitlines()[-1] == f"sotto: error: {sentence}"
+    assert logged.splitlines()[-1].endswith(f" sotto: error: {sentence}")
     assert ('raise ValueError("the sensor was unplugged")' in err) == debug
     assert not peers_below(tmp_path)
 

@@ -31,7 +31,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, st
         calls.append((name, verb, arguments))
         if verb == "remove" and name == "peer-0":
             raise RemoteError("it hears nothing of that peer")
-        return {"from": 20, "added": ["shed"], "removed": {}, "newcomers": []}
+        is_lost = any(each[:2] == ("peer-1", "remove") for each in calls)
+        peers = {"peer-2": {"state": "lost" if is_lost else "member"}}
+        return {"from": 20, "added": ["shed"], "removed": {}, "newcomers": [], "peers": peers}
 
     monkeypatch.setattr(control, "ask", ask)
     return calls
