@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from peer.config import Config, PeerAddress
 from peer.errors import ConfigError, PeerUnreachable, RemoteError, SecurityError, SottoError
+from peer.gossip.membership import ChangeKind
 from peer.net.address import split_address
 from peer.net.control import LOCAL, call_control
 from peer.net.security.certificates import Role, vouched_identity
@@ -140,15 +141,21 @@ async def remove(config: Config, base: Path, name: str) -> dict[str, Any]:
 
 
 async def _have_heard(members: Sequence[Asked], name: str) -> bool:
-    """Wait until at least half of the members that answer say that a peer is lost; return whether they do in time."""
+    """Wait until at least half of the members that answer have heard of a loss; return whether they have in time."""
     deadline = time.monotonic() + _HEARD_S
     while True:
         answers = _answered(await ask_all(members, "status"))
-        if 2 * sum(_said_of(name, each).get("state") == "lost" for each in answers) >= len(answers):
+        if 2 * sum(_has_heard(name, each) for each in answers) >= len(answers):
             return True
         if time.monotonic() > deadline:
             return False
         await asyncio.sleep(0.3)
+
+
+def _has_heard(name: str, status: Mapping[str, Any]) -> bool:
+    """Whether a peer says that another one is lost, or will be from a round on that may wait for more losses."""
+    coming = ((change["kind"], change["name"]) for change in status.get("coming_changes", ()))
+    return _said_of(name, status).get("state") == "lost" or (ChangeKind.LOST.name, name) in coming
 
 
 def _answered(answers: Iterable[dict[str, Any] | SottoError]) -> list[dict[str, Any]]:
