@@ -43,7 +43,7 @@ class Meaning:
     def of(cls, kind: str, names: Sequence[str]) -> Meaning:
         """Return what is told of some names."""
         normal = tuple(map(normal_name, names))
-        each = max(1, math.ceil(len(normal) / MOST_ENTRIES))
+        each = per_entry(len(normal))
         runs = (normal[start : start + each] for start in range(0, len(normal), each))
         return cls(kind, normal, _digest(normal), b"".join(_digest(run)[:ENTRY_BYTES] for run in runs))
 
@@ -52,9 +52,10 @@ class Meaning:
         decides: entries are short, and may be anything."""
         if digest == self.digest:
             return None
-        each = max(1, math.ceil(len(self.names) / MOST_ENTRIES))
+        each = per_entry(len(self.names))
         if count == len(self.names) or max(count, len(self.names)) <= MOST_ENTRIES:
-            for number, (mine, other) in enumerate(zip(_cut(self.entries), _cut(entries), strict=False)):
+            ours, theirs = (cut(told, ENTRY_BYTES) for told in (self.entries, entries))
+            for number, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
                 if mine != other:
                     last = min((number + 1) * each, len(self.names)) - 1
                     if each > 1:
@@ -83,17 +84,28 @@ def refuse_told(kind: str, digest: bytes, entries: bytes) -> None:
     """Raise ValueError for what no peer tells."""
     if len(kind) > MAX_KIND or len(digest) != DIGEST_BYTES:
         raise ValueError("what it tells of them is no digest")
-    if len(entries) % ENTRY_BYTES or len(entries) > MOST_ENTRIES * ENTRY_BYTES:
+    refuse_entries(entries, ENTRY_BYTES)
+
+
+def per_entry(count: int) -> int:
+    """Return how many of `count` things that follow each other one entry stands for."""
+    return max(1, math.ceil(count / MOST_ENTRIES))
+
+
+def refuse_entries(entries: bytes, size: int) -> None:
+    """Raise ValueError for what no peer tells as entries of so many bytes each."""
+    if len(entries) % size or len(entries) > MOST_ENTRIES * size:
         raise ValueError(f"{len(entries)} bytes are no list of up to {MOST_ENTRIES} entries")
+
+
+def cut(entries: bytes, size: int) -> list[bytes]:
+    """Return entries of so many bytes each, one by one."""
+    return [entries[start : start + size] for start in range(0, len(entries), size)]
 
 
 def normal_name(name: str) -> str:
     """Return a name as all devices write it."""
     return unicodedata.normalize("NFC", name)
-
-
-def _cut(entries: bytes) -> list[bytes]:
-    return [entries[start : start + ENTRY_BYTES] for start in range(0, len(entries), ENTRY_BYTES)]
 
 
 def _digest(names: Sequence[str]) -> bytes:

@@ -8,15 +8,14 @@ neighbour tells takes at most 16 kB, and no text of it gets into a sentence: nam
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from peer.data_meaning import cut, per_entry
 
 DIGEST_BYTES = 32
 ENTRY_BYTES = 8
 """Half of them stand for name, type and shape of a tensor, the other half for its values."""
-MOST_ENTRIES = 1024
-"""In a longer list, each entry stands for several tensors that follow each other."""
 OTHER_BUFFERS = "the model of %s starts with other buffers (%s); each device keeps its own, only parameters are mixed"
 _NAMED = 3
 
@@ -35,15 +34,15 @@ class Tensors:
     @classmethod
     def of(cls, tensors: Sequence[Entry]) -> Tensors:
         """Return the digests of tensors."""
-        each = math.ceil(len(tensors) / MOST_ENTRIES)
-        runs = [tensors[start : start + each] for start in range(0, len(tensors), each)] if each else []
+        each = per_entry(len(tensors))
+        runs = [tensors[start : start + each] for start in range(0, len(tensors), each)]
         halves = ((_short(form for _, form, _ in run), _short(values for *_, values in run)) for run in runs)
         names = (run[0][0] if each == 1 else f"{run[0][0]} to {run[-1][0]}" for run in runs)
         return cls(b"".join(form + values for form, values in halves), tuple(names))
 
     def differences(self, told: bytes) -> str | None:
         """Say where what a neighbour told of its tensors differs from these; None where it does not."""
-        ours, theirs = _cut(self.entries), _cut(told)
+        ours, theirs = (cut(entries, ENTRY_BYTES) for entries in (self.entries, told))
         half = ENTRY_BYTES // 2
         for name, mine, other in zip(self.names, ours, theirs, strict=False):
             if mine[:half] != other[:half]:
@@ -82,16 +81,6 @@ class StartModel:
         if digest == self.digest:
             return None
         return self.parameters.differences(parameters) or "it says not where"
-
-
-def refuse_entries(entries: bytes) -> None:
-    """Raise ValueError for what cannot be the entries of any model."""
-    if len(entries) % ENTRY_BYTES or len(entries) > MOST_ENTRIES * ENTRY_BYTES:
-        raise ValueError(f"{len(entries)} bytes are no list of up to {MOST_ENTRIES} entries")
-
-
-def _cut(entries: bytes) -> list[bytes]:
-    return [entries[start : start + ENTRY_BYTES] for start in range(0, len(entries), ENTRY_BYTES)]
 
 
 def _short(digests: Iterable[bytes]) -> bytes:

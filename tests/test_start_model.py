@@ -6,7 +6,8 @@ import hashlib
 
 import pytest
 
-from peer.start_model import ENTRY_BYTES, MOST_ENTRIES, Entry, StartModel, Tensors, refuse_entries
+from peer.data_meaning import MOST_ENTRIES, refuse_entries
+from peer.start_model import ENTRY_BYTES, Entry, StartModel, Tensors
 
 
 def entries(count: int, *others: int, form: str = "[2]") -> list[Entry]:
@@ -40,7 +41,7 @@ def test_models_of_many_tensors_tell_no_more_bytes() -> None:
     count = 3 * MOST_ENTRIES - 5
     ours, theirs = Tensors.of(entries(count)), Tensors.of(entries(count, 3 * 700 + 1))
     assert len(ours.entries) <= MOST_ENTRIES * ENTRY_BYTES
-    refuse_entries(ours.entries)
+    refuse_entries(ours.entries, ENTRY_BYTES)
     assert ours.differences(ours.entries) is None
     assert ours.differences(theirs.entries) == "t2100 to t2102 has other values there"
 
@@ -54,4 +55,4 @@ def test_only_the_whole_digest_says_that_models_are_the_same() -> None:
 @pytest.mark.parametrize("told", [b"1234567", b"1" * ENTRY_BYTES * (MOST_ENTRIES + 1)], ids=["not whole", "too many"])
 def test_what_is_no_list_of_entries_is_refused(told: bytes) -> None:
     with pytest.raises(ValueError, match=f"{len(told)} bytes are no list of up to 1024 entries"):
-        refuse_entries(told)
+        refuse_entries(told, ENTRY_BYTES)

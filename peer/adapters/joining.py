@@ -91,7 +91,5 @@ class JoiningCallback:
 
     def _tell_replaced(self) -> None:
         """Warn if the run has ended, and the model is another one now. To be called after all that replaces it, too."""
-        if self._peer is not None and self._replaced_by:
-            self._peer.tell_replaced(" or ".join(self._replaced_by))
-        elif self._peer is not None:
-            self._peer.tell_replaced()
+        if self._peer is not None:
+            self._peer.tell_replaced(" or ".join(self._replaced_by) or None)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from peer.data_meaning import MOST_KINDS, Meaning, advice, refuse_told
+from peer.data_meaning import MOST_KINDS, Meaning, advice, refuse_entries, refuse_told
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.protocol import BASED, MEANING, NEWEST, OLDEST, release_with
-from peer.start_model import DIGEST_BYTES, StartModel, refuse_entries
+from peer.start_model import DIGEST_BYTES, ENTRY_BYTES, StartModel
 
 PROTOCOL_MIN = OLDEST
 PROTOCOL_MAX = NEWEST
@@ -191,7 +191,7 @@ def _check_start(ours: HelloInfo, theirs: pb.Hello) -> None:
     if _tells_start(ours, theirs):
         try:
             for entries in (theirs.start.parameters, theirs.start.buffers):
-                refuse_entries(entries)
+                refuse_entries(entries, ENTRY_BYTES)
         except ValueError as error:
             raise HandshakeRefused(f"the initial model of {name} cannot be compared with ours: {error}") from None
         difference = ours.start.difference(theirs.start.digest, theirs.start.parameters)

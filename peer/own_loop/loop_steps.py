@@ -123,11 +123,6 @@ class LoopSteps(RecordedSteps):
         """Return the vector that the script joined with."""
         return self._start
 
-    start_from = (
-        "the seed that is set before the model is built (torch.manual_seed), and the file that it is loaded from,"
-    )
-    """What decides about the model that training starts from."""
-
     def start_model(self) -> StartModel:
         """Return digests of the model that the script first joined with."""
         return self._start_model

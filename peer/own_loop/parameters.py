@@ -123,9 +123,7 @@ class ExchangedParameters:
 
     def is_at(self, vector: Vector) -> bool:
         """Whether the parameters have the values of a vector."""
-        parts = torch.split(torch.from_numpy(vector), list(self.layout.sizes))
-        pairs = zip(self._parameters.values(), parts, strict=True)
-        return all(torch.equal(each.detach().cpu().reshape(-1), part) for each, part in pairs)
+        return all(torch.equal(each.detach().cpu(), part) for each, part in self._parts(vector))
 
     def vector(self) -> Vector:
         """Return the values of all parameters, float32[n], in memory of their own. Raises UsageError where one is not
@@ -141,19 +139,22 @@ class ExchangedParameters:
 
     def displacements(self, vector: Vector) -> dict[int, torch.Tensor]:
         """Return by how much each parameter is away from a vector, by its identity."""
-        parts = torch.split(torch.from_numpy(np.array(vector)), list(self.layout.sizes))
-        pairs = zip(self._parameters.values(), parts, strict=True)
-        return {id(each): part.view(each.shape).to(each.device) - each.detach() for each, part in pairs}
+        return {id(each): part.to(each.device) - each.detach() for each, part in self._parts(np.array(vector))}
 
     def write(self, vector: npt.NDArray[Any]) -> None:
         """Give all parameters their values from `vector: float32[n]`, in place."""
         if vector.dtype != np.float32 or vector.shape != (self.layout.size,):
             raise LocalProtocolError(f"{vector.dtype}{list(vector.shape)} for a model of float32[{self.layout.size}]")
-        # Not shared with the vector, which may be the algorithm's own memory.
-        parts = torch.split(torch.from_numpy(np.array(vector)), list(self.layout.sizes))
         with torch.no_grad():
-            for parameter, part in zip(self._parameters.values(), parts, strict=True):
-                parameter.copy_(part.view(parameter.shape))
+            # Not shared with the vector, which may be the algorithm's own memory.
+            for parameter, part in self._parts(np.array(vector)):
+                parameter.copy_(part)
+
+    def _parts(self, vector: npt.NDArray[Any]) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """Yield each parameter with its part of a vector, in its shape."""
+        parts = torch.split(torch.from_numpy(vector), list(self.layout.sizes))
+        for parameter, part in zip(self._parameters.values(), parts, strict=True):
+            yield parameter, part.view(parameter.shape)
 
     def own(self) -> dict[str, torch.Tensor]:
         """Return the private parameters that are trained, by name; not copies."""

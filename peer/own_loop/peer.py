@@ -358,9 +358,9 @@ class Peer:
         self.tell_replaced()
         save_model(self._parameters.model, Path(path), metadata={"rounds": str(self._round)})
 
-    def tell_replaced(self, by: str = "something in the script") -> None:
+    def tell_replaced(self, by: str | None = None) -> None:
         """Warn once if the parameters have changed since the run ended, to those of a model that only this device has.
-        `by`: what may have done it."""
+        `by`: what may have done it; None: something in the script."""
         name = None if self._is_replacement_told else self._parameters.replaced()
         if name is None:
             return
@@ -368,7 +368,7 @@ class Peer:
         log.warning(
             "%s has replaced the model that the run ended with (parameter %s): other devices have other models now. The"
             " run's is in %s. Leave the replacement out, or hold a moving average beside the model, in keep",
-            by,
+            by or "something in the script",
             name,
             self._saved_as,
         )

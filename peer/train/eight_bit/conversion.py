@@ -170,13 +170,18 @@ def _layer_of(module: nn.Module) -> _Step | None:
     if _flattens(module):
         return _Step((), Flatten())
     if type(module) is nn.MaxPool2d and not (module.ceil_mode or module.return_indices):
-        sizes = [each if isinstance(each, int) else each[0] for each in (module.kernel_size, module.stride)]
-        padding = module.padding if isinstance(module.padding, int) else module.padding[0]
-        same = {module.kernel_size: sizes[0], module.stride: sizes[1], module.padding: padding}
-        is_square = all(each in (size, (size, size)) for each, size in same.items())
-        if is_square and module.dilation in (1, (1, 1)) and sizes[0] <= 16 and padding * 2 <= sizes[0]:
-            return _Step((), MaxPool(sizes[0], stride=sizes[1], padding=padding))
+        kernel, stride, padding = map(_side, (module.kernel_size, module.stride, module.padding))
+        if kernel is None or stride is None or padding is None or _side(module.dilation) != 1:
+            return None
+        if kernel <= 16 and padding * 2 <= kernel:
+            return _Step((), MaxPool(kernel, stride=stride, padding=padding))
     return None
+
+
+def _side(size: int | tuple[int, ...]) -> int | None:
+    """Return the side of a square; None for any other rectangle."""
+    sides = {size} if isinstance(size, int) else {*size}
+    return sides.pop() if len(sides) == 1 else None
 
 
 def _is_square(conv: nn.Conv2d) -> bool:
