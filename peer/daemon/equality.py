@@ -99,8 +99,23 @@ class Equality:
             # From here on the digests are in checkpoints, which older releases would drop.
             await self._runtime.work(self._durable.disk_state.pin, EQUALITY)
             self._since = self._participant.round + self._participant.membership.longest_lead + 1
-        self._say()
+        self.say()
         self._look()
+
+    def say(self) -> None:
+        """Tell all others the digests of the segments that are over, if it is time to: also in a round that others
+        hold up, since they may wait for it."""
+        segments, now = self._durable.told.segments, self._runtime.now()
+        newest = max(segments, default=-1)
+        waiting = newest - self._told_segment
+        soon_s = _TELL_AT_ONCE_S if waiting >= _AT_ONCE_SEGMENTS else _TELL_EVERY_S
+        is_last = self._participant.round == self._participant.algorithm.node.rounds
+        if self._since is None or waiting <= 0 or (now < self._told_at + soon_s and not is_last):
+            return
+        self._own = self._comparison.own_note(self._members())
+        self._told_segment, self._told_at = newest, now
+        assert self._own is not None
+        self._tell(self._own)
 
     def waits_for(self) -> Mapping[int, str]:
         """Return member → why no further round begins before it has said something else, or is out of the run."""
@@ -137,11 +152,9 @@ class Equality:
                     why,
                 )
         self._named = dict(waits_for)
-        if waits_for:
-            self._say()
-            if self._own is not None and self._runtime.now() >= self._told_at + _AGAIN_S:
-                self._told_at = self._runtime.now()
-                self._tell(self._own)
+        if waits_for and self._own is not None and self._runtime.now() >= self._told_at + _AGAIN_S:
+            self._told_at = self._runtime.now()
+            self._tell(self._own)
         return not waits_for
 
     @property
@@ -170,20 +183,6 @@ class Equality:
         joins = (each for each in self._participant.membership.changes if each.kind is ChangeKind.JOIN)
         began = [each.effective for each in joins if each.subject in (peer, self._me)]
         return round_ >= max([since, *began])
-
-    def _say(self) -> None:
-        """Tell all others the digests of the segments that are over, if it is time to."""
-        segments, now = self._durable.told.segments, self._runtime.now()
-        newest = max(segments, default=-1)
-        waiting = newest - self._told_segment
-        soon_s = _TELL_AT_ONCE_S if waiting >= _AT_ONCE_SEGMENTS else _TELL_EVERY_S
-        is_last = self._participant.round == self._participant.algorithm.node.rounds
-        if waiting <= 0 or (now < self._told_at + soon_s and not is_last):
-            return
-        self._own = self._comparison.own_note(self._members())
-        self._told_segment, self._told_at = newest, now
-        assert self._own is not None
-        self._tell(self._own)
 
     def _tell(self, note: bytes, besides: Collection[int] = ()) -> None:
         for peer in sorted(self._neighbors.transport.neighbors - {*besides}):

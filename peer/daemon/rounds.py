@@ -253,6 +253,8 @@ class RoundLoop:
             self._tell_who_is_late()
             if self._loss_watch is not None:
                 self._loss_watch.look()
+            if self._equality is not None:
+                self._equality.say()
         await self._runtime.wait(until)
 
     @property

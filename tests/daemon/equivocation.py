@@ -23,6 +23,8 @@ class TwoStories:
         self.victim, self.rounds = victim, rounds
         self.signs_both = True
         """Whether the victim gets a signature of what it was told."""
+        self.hold_back_s = 0.0
+        """For so long after the rounds of the lie this peer does not sign what it told, and goes on regardless."""
         self.told = 0
         """Frames that were changed."""
         self._durable, self._participant = durable, durable.participant
@@ -83,6 +85,7 @@ def tells_two_stories(daemon: Daemon, victim: int, rounds: range) -> TwoStories:
     """Let a peer lie that has not begun yet."""
     assert isinstance(daemon.loop, RoundLoop)
     lie = TwoStories(daemon.loop.durable, victim, rounds)
+    is_over = daemon.loop.durable.told.close
     equality = daemon.loop._equality
     assert equality is not None
 
@@ -92,10 +95,17 @@ def tells_two_stories(daemon: Daemon, victim: int, rounds: range) -> TwoStories:
             is_own = decode_told(note).peer == me
             transport.bulletin(peer, TOLD, lie.note(note) if is_own and peer == victim else note)
 
+    def close(round_: int) -> None:
+        is_over(round_)
+        if lie.hold_back_s and round_ == rounds.stop - 1:
+            equality._told_at = daemon.runtime.now() + lie.hold_back_s
+            equality._look = lambda: None  # type: ignore[method-assign]
+
     def linked(peer: int) -> list[bytes]:
         own = equality._own
         return [] if own is None else [lie.note(own) if peer == victim else own]
 
+    daemon.loop.durable.told.close = close  # type: ignore[method-assign]
     equality._tell = tell  # type: ignore[method-assign]
     daemon.parts.incoming._greetings[TOLD] = linked
     return lie

@@ -62,6 +62,23 @@ async def _out(devices: Devices) -> None:
 
 
 @pytest.mark.slow
+def test_who_lies_says_so_in_the_midst_of_a_round_that_the_others_hold_up(tmp_path: Path) -> None:
+    """Rounds so fast that those of the lie are over before the liar may speak again: the others begin no further round
+    until it has."""
+    use_one_thread()
+    settings = (*options("allreduce"), "rounds.lost_after_s=60")
+    Devices(tmp_path / "kits", rounds=ROUNDS, num_peers=4, options=settings).run(_out_after_silence)
+
+
+async def _out_after_silence(devices: Devices) -> None:
+    lies = lie(devices)
+    lies.hold_back_s = 2.0
+    await devices.until(lambda: lies.told > 0)
+    await devices.until(lambda: all(devices.standing(peer, "peer-3") == "lost" for peer in HONEST))
+    await devices.stop(*HONEST, LIAR)
+
+
+@pytest.mark.slow
 def test_workers_whose_server_tells_two_stories_go_no_further_and_name_it(tmp_path: Path) -> None:
     """Nobody can take the place of the server, by which all notes pass: the run waits for a person."""
     use_one_thread()
