@@ -74,7 +74,7 @@ ROOMS: dict[str, set[str]] = {
         "train", "wire",
     },
     "daemon": {
-        "compress", "config", "criterion", "errors", "foreign_files", "foreign_text", "foreign_values", "gossip", "net",
+        "compress", "config", "criterion", "errors", "foreign_text", "foreign_values", "gossip", "net",
         "node", "precision_choice", "privacy_budget", "proto", "protocol", "rate_limits", "round_record", "run_plan",
         "run_setup", "run_summary", "state", "train", "wire",
     },

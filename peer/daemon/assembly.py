@@ -310,7 +310,6 @@ def _class_votes(local: LocalPeer, runtime: Runtime, neighbors: Neighbors, relea
         trainer.train_class_counts(),
         voters=local.setup.first_members,
         total_samples=data.total_samples if data.weight_by_samples else None,
-        has_begun=local.has_begun,
         disk=local.folder.disk,
         statements=local.statements,
         neighbors=neighbors,

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from peer.errors import ConfigError
 from peer.precision_choice import FASTEST, PrecisionChoice
-from peer.state import kept_precision
 from peer.state.disk import Disk
+from peer.state.kept_file import CHOSEN_PRECISION
+from peer.state.recovery import begin_anew, begun_round
 
 log = logging.getLogger("sotto")
 
@@ -17,16 +18,16 @@ def settle_chosen(measure: Callable[[], PrecisionChoice], disk: Disk) -> Precisi
     """Return the precision of the run that a state folder belongs to. Before the first round, `measure` decides, and it
     is on disk before anything is computed in it. Raises ConfigError for a run that began with another setting, and
     StateError."""
-    choice = kept_precision.read(disk)
+    choice = CHOSEN_PRECISION.read(disk)
     if choice is None:
-        if any(name.startswith(("checkpoint-", "journal-")) for name in disk.names()):
+        if (begun := begun_round(disk)) is not None:
             raise ConfigError(
-                f"cannot be set in a run that began without it, or that lost {kept_precision.FILE}: its rounds cannot"
-                " be repeated in another precision; set the precision that it began with, or begin a new run",
+                f"cannot be set in a run that began without it, or that lost {CHOSEN_PRECISION.name}: its rounds cannot"
+                f" be repeated in another precision; set the precision that it began with, or {begin_anew(begun)}",
                 key="training.precision",
                 value=FASTEST,
             )
         choice = measure()
-        kept_precision.keep(disk, choice)
+        CHOSEN_PRECISION.keep(disk, choice)
     log.info("trains in %s", choice.sentence)
     return choice

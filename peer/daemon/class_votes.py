@@ -27,8 +27,9 @@ from peer.daemon.runtime import Runtime
 from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError, SecurityError
 from peer.node.statements import Statements, counter_of
 from peer.rate_limits import Allowances
-from peer.state import kept_class_votes
 from peer.state.disk import Disk
+from peer.state.kept_file import CLASS_VOTES
+from peer.state.recovery import begin_anew, begun_round
 from peer.train.label_adjustment import Float64Array, mean_shares
 
 log = logging.getLogger("sotto")
@@ -51,7 +52,6 @@ class ClassVotes:
         *,
         voters: Collection[int],
         total_samples: int | None,
-        has_begun: bool,
         disk: Disk,
         statements: Statements,
         neighbors: Neighbors,
@@ -61,9 +61,9 @@ class ClassVotes:
         use: Callable[[Float64Array], None],
     ) -> None:
         """`counts`: how many samples of each class this peer trains on. `voters`: whom the run begins with.
-        `total_samples`: how many samples all devices have, where every sample is to count alike. `has_begun`: whether
-        rounds of the run are on `disk`. `all_speak()`: whether all devices tell digests of the votes. `use` is told the
-        result, before any round. Raises ConfigError for a run that began without votes, and StateError."""
+        `total_samples`: how many samples all devices have, where every sample is to count alike. `all_speak()`:
+        whether all devices tell digests of the votes. `use` is told the result, before any round. Raises
+        ConfigError for a run that began without votes, and StateError."""
         self._own = notes.class_vote(peer, counts, tells_samples=total_samples is not None)
         self._voters, self._total_samples = frozenset(voters), total_samples
         self._disk, self._statements, self._neighbors = disk, statements, neighbors
@@ -79,7 +79,7 @@ class ClassVotes:
         """Voter → two different votes that it has signed."""
         self.is_settled = False
         """Whether the shares are known, and in use."""
-        self._recall(has_begun)
+        self._recall()
 
     @property
     def missing(self) -> list[int]:
@@ -119,7 +119,7 @@ class ClassVotes:
                 raise PeerUnreachable("the run came to its end before this peer could take part in it")
             self._neighbors.give_up_if_refused(others, self._runtime.now())
             await self._runtime.wait(again_at)
-        kept_class_votes.keep(self._disk, self._notes)
+        CLASS_VOTES.keep(self._disk, self._notes)
         await self._runtime.work(self._settle)
 
     # -- what is heard and told ----------------------------------------------------------------------------------------
@@ -247,21 +247,21 @@ class ClassVotes:
 
     # -- what it comes to ----------------------------------------------------------------------------------------------
 
-    def _recall(self, has_begun: bool) -> None:
+    def _recall(self) -> None:
         """Take up what was kept by an earlier process."""
-        kept = kept_class_votes.read(self._disk)
+        kept = CLASS_VOTES.read(self._disk)
         try:
             # The list of peers can be mended until the run has begun.
             self._notes = {peer: note for peer, note in (kept or {}).items() if peer in self._voters}
             self._votes = {peer: self._decoded(note) for peer, note in self._notes.items()}
         except RemoteProtocolError:
-            raise kept_class_votes.damaged() from None
+            raise CLASS_VOTES.damaged() from None
         if kept is not None and not self.missing:
             self._settle()
-        elif has_begun:
+        elif (begun := begun_round(self._disk)) is not None:
             raise ConfigError(
-                f"cannot be set in a run that began without it, or that lost {kept_class_votes.FILE}: its rounds cannot"
-                " be repeated with other shares; set what it began with, or begin a new run",
+                f"cannot be set in a run that began without it, or that lost {CLASS_VOTES.name}: its rounds cannot"
+                f" be repeated with other shares; set what it began with, or {begin_anew(begun)}",
                 key="data.class_shares",
                 value=VOTE,
             )

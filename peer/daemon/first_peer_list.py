@@ -7,19 +7,24 @@ from it keeps its number and is to be declared lost.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from peer.config import SECTIONS, Config, PeerAddress
 from peer.errors import ConfigError, StateError
-from peer.foreign_files import read_json
-from peer.state.disk import Disk, replace
+from peer.state.disk import Disk, RealDisk
+from peer.state.kept_file import KeptFile
 
 FILE = "peers.json"
+_LIST = KeptFile[Sequence[PeerAddress]](
+    FILE,
+    lambda peers: [peer.model_dump() for peer in peers],
+    # What pydantic raises is a ValueError.
+    lambda tree: [PeerAddress.model_validate(each) for each in tree],
+    "restore it from a copy, or delete it if peer.toml lists the peers that the run began with",
+    indent=1,
+)
 
 
 @dataclass(frozen=True)
@@ -34,15 +39,16 @@ class Settled:
 def settle(config: Config, base: Path) -> Settled:
     """Return the configuration of a file, renumbered as in the run that its state folder belongs to, if there is one.
     Raises StateError if the folder belongs to another peer."""
-    path = base / config.state.directory / FILE
-    kept = _read(path)
+    folder = base / config.state.directory
+    # Opening a folder that cannot be one will say what is wrong with it.
+    kept = _LIST.read(RealDisk(folder)) if folder.is_dir() else None
     if kept is None:
         return Settled(config, ())
     listed = {peer.name: peer for peer in config.peers}
     names = [peer.name for peer in kept]
     own = config.peers[config.peer.index].name
     if own not in names:
-        raise StateError(f"{path.parent} holds the state of another run: its list of peers does not include {own!r}")
+        raise StateError(f"{folder} holds the state of another run: its list of peers does not include {own!r}")
     added = tuple(peer.model_copy(update={"admitted": True}) for peer in config.peers if peer.name not in names)
     peers = (*(_moved(peer, listed.get(peer.name)) for peer in kept), *added)
     own_options = config.peer.model_copy(update={"index": names.index(own)})
@@ -53,13 +59,8 @@ def settle(config: Config, base: Path) -> Settled:
 
 def keep(disk: Disk, peers: Sequence[PeerAddress]) -> None:
     """Save the list that a run begins with beside its state, unless one is there. Raises StateError."""
-    if FILE in disk.names():
-        return
-    data = json.dumps([peer.model_dump() for peer in peers], indent=1).encode()
-    try:
-        replace(disk, FILE, [data])
-    except OSError as error:
-        raise StateError(f"{FILE} cannot be written: {error.strerror}") from None
+    if FILE not in disk.names():
+        _LIST.keep(disk, peers)
 
 
 def refuse_other_changes(old: Config, new: Config) -> None:
@@ -98,17 +99,3 @@ def _moved(kept: PeerAddress, listed: PeerAddress | None) -> PeerAddress:
     if listed is None:
         return kept
     return kept.model_copy(update={"advertise": listed.advertise, "relay": listed.relay})
-
-
-def _read(path: Path) -> list[PeerAddress] | None:
-    try:
-        return [PeerAddress.model_validate(each) for each in read_json(path)]
-    except (FileNotFoundError, NotADirectoryError):
-        return None  # Opening the folder will say what is wrong with it.
-    except OSError as error:
-        raise StateError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, ValidationError):
-        raise StateError(
-            f"{path} is damaged; restore it from a copy, or delete it if peer.toml lists the peers that the run began"
-            " with"
-        ) from None

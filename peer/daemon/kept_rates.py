@@ -7,16 +7,16 @@ and neighbours that mix at different rates lose weight. So a run keeps the value
 
 from __future__ import annotations
 
-import json
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from peer.compress.bound import BoundedCompressor
 from peer.config import Config
-from peer.errors import StateError
-from peer.foreign_values import parse_json
 from peer.gossip.averaging_rate import default_of_release_0_1
 from peer.run_plan import LOOSE_THETA, averaging_rate, first_theta
-from peer.state.disk import Disk, replace
+from peer.state.disk import Disk
+from peer.state.kept_file import KeptFile
+from peer.state.recovery import begun_round
 
 FILE = "rates.json"
 _RATE, _THETA, _SUMS = "averaging_rate", "first_theta", "float32_weight_gradients"
@@ -37,12 +37,28 @@ class KeptRates(NamedTuple):
     """Whether class folders are numbered by their names in Unicode's normal form C, rather than as release 0.2 did."""
 
 
+def _of_json(tree: Mapping[str, Any]) -> KeptRates:
+    found = KeptRates(tree[_RATE], tree.get(_THETA, LOOSE_THETA), tree.get(_SUMS, False), tree.get(_ORDER, False))
+    is_rate = isinstance(found.averaging_rate, float) and 0 < found.averaging_rate <= 1
+    is_theta = isinstance(found.first_theta, float) and found.first_theta > 0
+    if not (is_rate and is_theta and {*map(type, found[2:])} == {bool}):
+        raise ValueError("no rates that a run can begin with")
+    return found
+
+
+_RATES = KeptFile[KeptRates](
+    FILE,
+    lambda kept: dict(zip((_RATE, _THETA, _SUMS, _ORDER), kept, strict=True)),
+    _of_json,
+    "restore it from a copy, or delete it and set algorithm.averaging_rate, and with a modulo code"
+    " algorithm.theta_value, to what the run began with",
+)
+
+
 def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> KeptRates:
     """Return the rates of the run that a state folder belongs to, and keep them there. The configuration overrules
     them. Raises StateError."""
-    names = disk.names()
-    kept = _read(disk) if FILE in names else None
-    has_begun = any(name.startswith(("checkpoint-", "journal-")) for name in names)
+    kept, has_begun = _RATES.read(disk), begun_round(disk) is not None
     rate, theta = averaging_rate(config, compressor), first_theta(config)
     if config.algorithm.averaging_rate is None:
         if kept is not None:
@@ -59,25 +75,5 @@ def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> K
     newer = (not has_begun, not has_begun) if kept is None else (kept.float32_weight_gradients, kept.normal_class_order)
     settled = KeptRates(rate, theta, *newer)
     if settled != kept:
-        document = dict(zip((_RATE, _THETA, _SUMS, _ORDER), settled, strict=True))
-        try:
-            replace(disk, FILE, [json.dumps(document).encode()])
-        except OSError as error:
-            raise StateError(f"{FILE} cannot be written: {error.strerror}") from None
+        _RATES.keep(disk, settled)
     return settled
-
-
-def _read(disk: Disk) -> KeptRates:
-    try:
-        document = parse_json(disk.read(FILE))
-        rate, theta, sums = document[_RATE], document.get(_THETA, LOOSE_THETA), document.get(_SUMS, False)
-        order = document.get(_ORDER, False)
-        is_valid = isinstance(rate, float) and 0 < rate <= 1 and isinstance(theta, float) and theta > 0
-        if is_valid and isinstance(sums, bool) and isinstance(order, bool):
-            return KeptRates(rate, theta, sums, order)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        pass
-    raise StateError(
-        f"{FILE} is damaged; restore it from a copy, or delete it and set algorithm.averaging_rate, and with a modulo"
-        " code algorithm.theta_value, to what the run began with"
-    )

@@ -7,7 +7,6 @@ are not counted while they are set up. The counts are kept in the state folder: 
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import zoneinfo
@@ -19,13 +18,19 @@ from typing import Protocol, TypeAlias
 from peer.config import LimitOptions
 from peer.daemon.limit_rules import Reached, Usage, check_hours, check_usage, local_time, nearly_used
 from peer.errors import ConfigError, StateError
-from peer.foreign_values import parse_json
 from peer.net.counters import LinkCounters
-from peer.state.disk import Disk, cannot_be_written, replace
+from peer.state.disk import Disk
+from peer.state.kept_file import KeptFile
 
 log = logging.getLogger("sotto")
 
 FILE = "usage.json"
+_USAGE = KeptFile(
+    FILE,
+    asdict,
+    lambda tree: Usage(str(tree["day"]), int(tree["day_bytes"]), int(tree["month_bytes"])),
+    "restore it from a copy, or delete it to count this day and month from 0",
+)
 _SAVE_EVERY_BYTES = 1 << 20
 _LOOK_EVERY_S = 5.0
 """How often battery and temperature are read."""
@@ -54,7 +59,7 @@ class Limits:
         self._options, self._disk, self._links = options, disk, links
         self._sync, self._wall_clock = sync, wall_clock
         self._zone = None if options.timezone == "local" else zoneinfo.ZoneInfo(options.timezone)
-        self._usage = self._saved = _read(disk)
+        self._usage = self._saved = _USAGE.read(disk) or Usage()
         self._counted: dict[int, int] = {}
         """Neighbour → bytes of this process that are part of the usage."""
         self._reached: list[Reached] = []
@@ -148,10 +153,7 @@ class Limits:
 
     def _save(self) -> None:
         usage = self._usage
-        try:
-            replace(self._disk, FILE, [json.dumps(asdict(usage)).encode()])
-        except OSError as error:
-            raise cannot_be_written(FILE, error) from None
+        _USAGE.keep(self._disk, usage)
         self._saved = usage
 
     def _look_at_device(self) -> Iterator[Reached]:
@@ -207,15 +209,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _read(disk: Disk) -> Usage:
-    if FILE not in disk.names():
-        return Usage()
-    try:
-        found = parse_json(disk.read(FILE))
-        return Usage(str(found["day"]), int(found["day_bytes"]), int(found["month_bytes"]))
-    except (OSError, ValueError, TypeError, KeyError):
-        raise StateError(
-            f"{FILE} is damaged; restore it from a copy, or delete it to count this day and month from 0"
-        ) from None

@@ -139,11 +139,6 @@ class LocalPeer:
         return self.roster.me
 
     @property
-    def has_begun(self) -> bool:
-        """Whether rounds of the run are in the state folder: the list of peers is, from the first one on."""
-        return first_peer_list.FILE in self.folder.disk.names()
-
-    @property
     def begins(self) -> bool:
         """Whether the run begins with this peer; any other joins later."""
         return self.number in self.setup.first_members

@@ -32,7 +32,7 @@ from peer.node.progress import (
 )
 from peer.node.statements import Statements
 from peer.run_plan import why_no_rejoin
-from peer.state import kept_progress
+from peer.state.kept_progress import KEPT_PROGRESS, KeptProgress
 
 log = logging.getLogger("sotto")
 
@@ -60,7 +60,7 @@ class SignedProgress:
     ) -> None:
         """`start_round`: where the state of this peer was when this process began. `durable_round()`: rounds completed
         that would survive a power cut. `admitted(peer, said)` is told of the admission of a neighbour."""
-        kept = kept_progress.read(local.folder.disk)
+        kept = KEPT_PROGRESS.read(local.folder.disk) or KeptProgress()
         self._local, self._runtime, self._neighbors = local, runtime, neighbors
         self._statements, self._durable_round, self._admitted = statements, durable_round, admitted
         self._start, self._era = Progress(era=kept.era, round=start_round), kept.era
@@ -152,7 +152,7 @@ class SignedProgress:
         with self._writing:
             signed = dict(self._known.kept)
             if signed != self._written:
-                kept_progress.keep(self._local.folder.disk, kept_progress.KeptProgress(era=self._era, signed=signed))
+                KEPT_PROGRESS.keep(self._local.folder.disk, KeptProgress(era=self._era, signed=signed))
                 self._written = signed
 
     @property

@@ -52,9 +52,9 @@ from peer.run_summary import (
     finish_summary,
     note_precisions,
 )
-from peer.state import kept_precision
 from peer.state.checkpoints import checkpoint_round, find_checkpoints, load_checkpoint
 from peer.state.disk import RealDisk, private_files, writing
+from peer.state.kept_file import CHOSEN_PRECISION
 from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
 from peer.train.local_step import Trainer
 from peer.train.threads import use_one_thread
@@ -332,7 +332,7 @@ class Cluster:
         """Return what the peers chose to train in, by name, where each chooses."""
         found = {}
         for name, folder in zip(self.names, self.state_folders, strict=True):
-            choice = kept_precision.read(RealDisk(folder)) if folder.is_dir() else None
+            choice = CHOSEN_PRECISION.read(RealDisk(folder)) if folder.is_dir() else None
             if choice is not None:
                 found[name] = choice
         return found

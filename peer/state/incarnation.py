@@ -7,13 +7,13 @@ of the new one is written.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from peer.errors import StateError
-from peer.foreign_values import parse_json
-from peer.state.disk import Disk, RealDisk, cannot_be_written, replace
+from peer.state.disk import Disk, RealDisk
+from peer.state.kept_file import KeptFile
 from peer.state.recovery import StateFiles
 
 FILE = "incarnation.json"
@@ -29,23 +29,24 @@ class Incarnation:
     """Whether what the former incarnation left was set aside."""
 
 
+def _of_json(tree: Mapping[str, Any]) -> Incarnation:
+    found = Incarnation(int(tree["incarnation"]), bool(tree["begun"]))
+    if found.number < 1:
+        raise ValueError("the first incarnation has no file")
+    return found
+
+
+_FILE = KeptFile[Incarnation](
+    FILE,
+    lambda kept: {"incarnation": kept.number, "begun": kept.is_begun},
+    _of_json,
+    "restore it from a copy, or rename the state folder: the peer then begins as one whose state is lost",
+)
+
+
 def read(disk: Disk) -> Incarnation:
     """Return which incarnation a folder belongs to. Raises StateError if its file cannot be read."""
-    if FILE not in disk.names():
-        return Incarnation()
-    try:
-        tree = parse_json(disk.read(FILE))
-        found = Incarnation(int(tree["incarnation"]), bool(tree["begun"]))
-        if found.number < 1:
-            raise ValueError
-    except OSError as error:
-        raise StateError(f"{FILE}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError):
-        raise StateError(
-            f"{FILE}: is damaged; restore it from a copy, or rename the state folder: the peer then begins as one whose"
-            " state is lost"
-        ) from None
-    return found
+    return _FILE.read(disk) or Incarnation()
 
 
 def read_folder(directory: Path) -> int:
@@ -56,7 +57,7 @@ def read_folder(directory: Path) -> int:
 def begin(disk: Disk, number: int) -> None:
     """Let the next incarnation begin: checkpoints and journals of the former one are renamed to set-aside-N-NAME, and
     never read again. A crash in between leaves this to `finish`. Raises StateError."""
-    _write(disk, Incarnation(number, is_begun=False))
+    _FILE.keep(disk, Incarnation(number, is_begun=False))
     finish(disk)
 
 
@@ -67,13 +68,5 @@ def finish(disk: Disk) -> Incarnation:
         return found
     StateFiles(disk, {}, keep=1, regular=0).go_back(-1)
     found = Incarnation(found.number)
-    _write(disk, found)
+    _FILE.keep(disk, found)
     return found
-
-
-def _write(disk: Disk, incarnation: Incarnation) -> None:
-    text = json.dumps({"incarnation": incarnation.number, "begun": incarnation.is_begun})
-    try:
-        replace(disk, FILE, [text.encode()])
-    except OSError as error:
-        raise cannot_be_written(FILE, error) from None

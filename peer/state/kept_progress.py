@@ -7,16 +7,11 @@ earlier release, or of a peer that has met nobody yet.
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from peer.errors import StateError
-from peer.foreign_values import parse_json
-from peer.state.disk import Disk, cannot_be_written, replace
-
-FILE = "progress.json"
+from peer.state.disk import Disk
+from peer.state.kept_file import KeptFile, notes_of_json, notes_to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,32 +24,16 @@ class KeptProgress:
     """Number of a neighbour → the newest that it has signed."""
 
 
-def read(disk: Disk) -> KeptProgress:
-    """Return what a state folder holds. Raises StateError for a file that cannot be read."""
-    if FILE not in disk.names():
-        return KeptProgress()
-    try:
-        document = parse_json(disk.read(FILE))
-        signed = {int(peer): base64.b64decode(said, validate=True) for peer, said in document["signed"].items()}
-        return KeptProgress(era=int(document["era"]), signed=signed)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise StateError(
-            f"{FILE} cannot be read or is damaged; restore it from a copy, or delete it, unless this peer was put back"
-            " with `sotto rollback`"
-        ) from None
-
-
-def keep(disk: Disk, kept: KeptProgress) -> None:
-    """Write the file. Raises StateError."""
-    signed = {str(peer): base64.b64encode(said).decode() for peer, said in sorted(kept.signed.items())}
-    try:
-        replace(disk, FILE, [json.dumps({"era": kept.era, "signed": signed}).encode()])
-    except OSError as error:
-        raise cannot_be_written(FILE, error) from None
+KEPT_PROGRESS = KeptFile[KeptProgress](
+    "progress.json",
+    lambda kept: {"era": kept.era, "signed": notes_to_json(kept.signed)},
+    lambda tree: KeptProgress(era=int(tree["era"]), signed=notes_of_json(tree["signed"])),
+    "restore it from a copy, or delete it, unless this peer was put back with `sotto rollback`",
+)
 
 
 def begin_era(disk: Disk) -> None:
     """Take note that this state is put back on purpose, before that is done: what this peer signed until now is no
     sign that it has lost anything. Raises StateError."""
-    kept = read(disk)
-    keep(disk, KeptProgress(era=kept.era + 1, signed=kept.signed))
+    kept = KEPT_PROGRESS.read(disk) or KeptProgress()
+    KEPT_PROGRESS.keep(disk, KeptProgress(era=kept.era + 1, signed=kept.signed))

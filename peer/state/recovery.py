@@ -14,7 +14,7 @@ from peer.errors import StateError
 from peer.protocol import NEWEST, OLDEST, release_with
 from peer.state.checkpoints import Checkpoint, Checkpoints, checkpoint_name
 from peer.state.disk import Disk, cannot_be_written
-from peer.state.journal import Journal, JournalContent, read_journal
+from peer.state.journal import Begun, Called, Journal, JournalContent, Stepped, read_journal
 from peer.state.kept_progress import begin_era
 
 _PREFIX, _SUFFIX = "journal-", ".log"
@@ -78,14 +78,14 @@ class StateFiles:
                 continue
             self._check_identity(checkpoint.state, "checkpoint")
             return checkpoint
-        if problem is not None and 0 not in self._journal_rounds():
+        if problem is not None and 0 not in self.journal_rounds():
             raise problem
         return None
 
     def chain(self, base_round: int, facts: Mapping[str, Any] | None = None) -> list[int]:
         """Return the rounds of the journals since the checkpoint of a round, ascending, at least one; `facts` are for
         the header of that where it is new."""
-        chain = [round_ for round_ in self._journal_rounds() if round_ >= base_round]
+        chain = [round_ for round_ in self.journal_rounds() if round_ >= base_round]
         if not chain:
             # A new folder, or the process ended between the checkpoint and its journal.
             self.new_journal(base_round, facts).close()
@@ -120,7 +120,7 @@ class StateFiles:
         if len(rounds) < self._keep:
             return
         try:
-            for round_ in self._journal_rounds():
+            for round_ in self.journal_rounds():
                 if round_ < rounds[-self._keep]:
                     self._disk.unlink(journal_name(round_))
         except OSError as error:
@@ -137,7 +137,7 @@ class StateFiles:
         begin_era(self._disk)
         try:
             # Before the checkpoints: without one, a journal would lead to where the peer was.
-            for each in reversed(self._journal_rounds()):
+            for each in reversed(self.journal_rounds()):
                 self._disk.rename(journal_name(each), aside + journal_name(each))
             left = self.checkpoints.go_back(round_, aside)
             self._disk.sync_folder()
@@ -162,13 +162,37 @@ class StateFiles:
         mark = "" if protocol == OLDEST else f"(needs release {release_with(protocol)}) "
         return {key: mark + value if key == "run" else value for key, value in self._identity.items()}
 
-    def _journal_rounds(self) -> list[int]:
+    def journal_rounds(self) -> list[int]:
+        """Return the rounds of the journals that are there, ascending."""
         numbers = (
             name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
             for name in self._disk.names()
             if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
         )
         return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def begun_round(disk: Disk) -> int | None:
+    """Return the last round that the files of a peer show begun, as far as names tell, which end at a checkpoint; 0
+    where its first step is in the journal; None where the run has not begun. Raises StateError."""
+    files = StateFiles(disk, {}, keep=1, regular=0)
+    journals = files.journal_rounds()
+    newest = max([*files.checkpoints.rounds(), *journals], default=0)
+    if newest == 0 and 0 in journals:
+        records = read_journal(disk, journal_name(0)).records
+        return 0 if any(isinstance(record, Begun | Stepped | Called) for record in records) else None
+    return newest or None
+
+
+def begin_anew(begun: int) -> str:
+    """Return how to begin without what the rounds of a run have settled, as a clause; `begun`: what `begun_round`
+    returned."""
+    if begun:
+        return "begin a new run"
+    return (
+        "begin a new run; or, if no other device has met this one, rename its state folder: it has begun round 0 alone,"
+        " and begins it anew"
+    )
 
 
 def gives_other_bits(name: str, what: str) -> StateError:

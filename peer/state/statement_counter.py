@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import threading
 
-from peer.errors import StateError
-from peer.state.disk import Disk, cannot_be_written, replace
+from peer.state.disk import Disk
+from peer.state.kept_file import KeptFile
 
 FILE = "statements"
+_RESERVED = KeptFile[int](
+    FILE, int, int, "rename it, and check the clock of this device before you start the peer again"
+)
 _BLOCK = 1024
 
 
@@ -22,7 +25,7 @@ class StatementCounter:
     def __init__(self, disk: Disk, now: float) -> None:
         """`now`: seconds since 1970. Raises StateError if the file of the counter cannot be read."""
         self._disk, self._lock = disk, threading.Lock()
-        self._reserved = self._last = max(_read(disk), int(now * 1000))
+        self._reserved = self._last = max(_RESERVED.read(disk) or 0, int(now * 1000))
 
     def next(self) -> int:
         """Return a number higher than all before. Raises StateError if it cannot be reserved."""
@@ -30,22 +33,6 @@ class StatementCounter:
             self._last += 1
             if self._last > self._reserved:
                 upto = self._last + _BLOCK
-                try:
-                    replace(self._disk, FILE, [str(upto).encode()])
-                except OSError as error:
-                    raise cannot_be_written(FILE, error) from None
+                _RESERVED.keep(self._disk, upto)
                 self._reserved = upto
             return self._last
-
-
-def _read(disk: Disk) -> int:
-    if FILE not in disk.names():
-        return 0
-    try:
-        return int(disk.read(FILE))
-    except OSError as error:
-        raise StateError(f"{FILE}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise StateError(
-            f"{FILE}: is damaged; rename it, and check the clock of this device before you start the peer again"
-        ) from None

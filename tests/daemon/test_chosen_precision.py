@@ -20,9 +20,10 @@ from peer.ops.local_cluster import Cluster, free_ports, up
 from peer.precision_choice import Precision, PrecisionChoice
 from peer.simulate.run import run
 from peer.state.disk import RealDisk
-from peer.state.kept_precision import FILE, keep, read
+from peer.state.kept_file import CHOSEN_PRECISION
 from peer.state.metrics import Summary
 from tests.daemon.running_cluster import trained
+from tests.state.folders import begin
 
 JOB = (
     "run.rounds=14",
@@ -52,14 +53,14 @@ def test_a_device_measures_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO, logger="sotto"):
         assert settle_chosen(first, RealDisk(tmp_path)).precision == "int8"
     assert "trains in int8: 1 ms a step, float32 2.00×" in caplog.text
-    (tmp_path / "journal-00000000.log").touch()
+    begin(RealDisk(tmp_path))
     assert settle_chosen(later, RealDisk(tmp_path)).precision == "int8"
     assert (first.times, later.times) == (1, 0)
 
 
-@pytest.mark.parametrize("name", ["checkpoint-00000020.safetensors", "journal-00000000.log"])
-def test_a_run_that_began_in_another_precision_does_not_choose_one_later(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
+@pytest.mark.parametrize("round_", [0, 20])
+def test_a_run_that_began_in_another_precision_does_not_choose_one_later(tmp_path: Path, round_: int) -> None:
+    begin(RealDisk(tmp_path), round_)
     measured = Measured("int8")
     with pytest.raises(ConfigError, match=r"training\.precision.*set the precision that it began with"):
         settle_chosen(measured, RealDisk(tmp_path))
@@ -67,7 +68,7 @@ def test_a_run_that_began_in_another_precision_does_not_choose_one_later(tmp_pat
 
 
 def test_a_damaged_choice_is_not_measured_anew(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("{")
+    (tmp_path / CHOSEN_PRECISION.name).write_text("{")
     with pytest.raises(StateError, match="restore it"):
         settle_chosen(Measured("int8"), RealDisk(tmp_path))
 
@@ -80,7 +81,7 @@ def cluster_of(folder: Path, choices: Sequence[Precision], *overrides: str) -> C
     )
     for state, precision in zip(cluster.state_folders, choices, strict=True):
         state.mkdir(parents=True)
-        keep(RealDisk(state), PrecisionChoice(precision))
+        CHOSEN_PRECISION.keep(RealDisk(state), PrecisionChoice(precision))
     return cluster
 
 
@@ -114,7 +115,7 @@ def test_real_peers_measure_at_their_first_start_and_all_say_what_they_chose(tmp
     summary = up(config, tmp_path, num_peers=2, directory=tmp_path, baseline=False)
     assert summary.ended == "completed"
     kept = {
-        folder.name: read(RealDisk(folder / "state"))
+        folder.name: CHOSEN_PRECISION.read(RealDisk(folder / "state"))
         for folder in sorted((tmp_path / "peers").iterdir())
         if (folder / "state").is_dir()
     }

@@ -30,14 +30,15 @@ from peer.daemon.runtime import Runtime
 from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError, StateError
 from peer.net.handler import MAX_BULLETIN_BYTES
 from peer.node.statements import MAX_PROOF_BYTES, Statements, Unsigned, unsealed
-from peer.state import kept_class_votes
 from peer.state.disk import RealDisk
+from peer.state.kept_file import CLASS_VOTES
 from peer.train.label_adjustment import Float64Array, declared_shares
 from peer.train.task import Task
 from tests.daemon.parts import FakeTransport, neighbors_over
 from tests.daemon.test_members import Devices
 from tests.daemon.test_own_data import final_model, opened, run_both, write_kits
 from tests.node.changing_members import Cluster
+from tests.state.folders import begin
 
 
 class Peer:
@@ -50,7 +51,6 @@ class Peer:
         statements: Statements | None = None,
         voters: Collection[int] = range(4),
         total_samples: int | None = None,
-        has_begun: bool = False,
         all_speak: bool = False,
     ) -> None:
         self.transport, self.runtime = FakeTransport(up={1, 2}), Runtime()
@@ -61,7 +61,6 @@ class Peer:
             (70, 20, 10),
             voters=voters,
             total_samples=total_samples,
-            has_begun=has_begun,
             disk=RealDisk(folder),
             statements=statements or Unsigned(),
             neighbors=self.neighbors,
@@ -138,7 +137,7 @@ def test_news_is_passed_on_once_and_told_to_who_was_away(tmp_path: Path) -> None
 
 def test_a_peer_that_is_started_again_uses_what_was_kept(tmp_path: Path) -> None:
     before = settled(tmp_path)
-    again = Peer(tmp_path, has_begun=True)
+    again = Peer(tmp_path)
     assert again.votes.is_settled
     assert np.array_equal(again.shares, before.shares)
     assert list(again.votes.linked(1)) == list(before.votes.linked(1)), "those that join hear them"
@@ -181,15 +180,16 @@ def test_a_run_that_is_over_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_run_that_began_without_votes_goes_on_without(tmp_path: Path) -> None:
+    begin(RealDisk(tmp_path))
     with pytest.raises(ConfigError, match=r"data\.class_shares: cannot be set in a run that began without it"):
-        Peer(tmp_path, has_begun=True)
+        Peer(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": "AA=="}', '{"1": "?"}', '{"1": "AAAA"}', '{"1": 7}'])
 def test_kept_votes_that_are_damaged_are_named(tmp_path: Path, content: str) -> None:
-    (tmp_path / kept_class_votes.FILE).write_text(content)
-    with pytest.raises(StateError, match=r"class-votes\.json cannot be read or is damaged"):
-        Peer(tmp_path, has_begun=True)
+    (tmp_path / CLASS_VOTES.name).write_text(content)
+    with pytest.raises(StateError, match=r"class-votes\.json is damaged; without it"):
+        Peer(tmp_path)
 
 
 # -- members that lie --------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_nobody_begins_before_all_have_said_that_they_have_the_same_votes(tmp_pa
         peer.votes.heard_report(1, cluster.statements(voter).sign(SHARES, encode_shares(voter, digest)))
     peer.settle()
     assert not peer.votes.is_settled
-    assert not (tmp_path / kept_class_votes.FILE).exists()
+    assert not (tmp_path / CLASS_VOTES.name).exists()
     peer.votes.heard_report(1, cluster.statements(3).sign(SHARES, encode_shares(3, digest)))
     assert peer.votes.unequal == []
     peer.runtime.stop_reason = None
@@ -392,7 +392,7 @@ def test_a_peer_that_is_killed_resumes_with_the_shares_that_it_began_with(tmp_pa
     settings = ("data.class_shares=vote", "run.rounds=20", "evaluation.every_rounds=0")
     folders = write_kits(tmp_path, *settings)
     before = [shares_of(peer) for peer in run_both(folders)]
-    kept = json.loads((folders[0] / "state" / kept_class_votes.FILE).read_text())
+    kept = json.loads((folders[0] / "state" / CLASS_VOTES.name).read_text())
     assert sorted(kept) == ["0", "1"]
     again = opened(folders[0])
     try:
@@ -400,7 +400,7 @@ def test_a_peer_that_is_killed_resumes_with_the_shares_that_it_began_with(tmp_pa
         assert np.array_equal(shares_of(again), before[0])
     finally:
         again.close()
-    (folders[0] / "state" / kept_class_votes.FILE).unlink()
+    (folders[0] / "state" / CLASS_VOTES.name).unlink()
     with pytest.raises(ConfigError, match=r"or that lost class-votes\.json"):
         opened(folders[0])
 

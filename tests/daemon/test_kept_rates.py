@@ -12,6 +12,7 @@ from peer.daemon.kept_rates import FILE, settle_rates
 from peer.errors import StateError
 from peer.run_plan import build_compressor
 from peer.state.disk import RealDisk
+from tests.state.folders import begin
 
 TEN_PERCENT = TopK(fraction=0.1, value_bits=4)
 
@@ -33,9 +34,9 @@ def test_the_configuration_overrules_and_is_kept(tmp_path: Path) -> None:
     assert settled(tmp_path) == 0.5
 
 
-@pytest.mark.parametrize("name", ["checkpoint-00000020.safetensors", "journal-00000000.log"])
-def test_a_state_folder_without_a_rate_has_the_default_of_release_0_1(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
+@pytest.mark.parametrize("round_", [0, 20])
+def test_a_state_folder_without_a_rate_has_the_default_of_release_0_1(tmp_path: Path, round_: int) -> None:
+    begin(RealDisk(tmp_path), round_)
     assert settled(tmp_path) == 0.048
     assert settled(tmp_path) == 0.048
 
@@ -53,9 +54,20 @@ def test_a_new_run_begins_with_a_small_theta_where_it_adapts(tmp_path: Path) -> 
     assert first_theta(tmp_path, theta="constant") == 2.0
 
 
-@pytest.mark.parametrize("name", ["checkpoint-00000020.safetensors", "journal-00000000.log", FILE])
-def test_a_run_of_an_earlier_release_keeps_its_first_theta(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text('{"averaging_rate": 1.0}')
+EARLIER = pytest.mark.parametrize("round_", [0, 20, None])
+"""From which round on an earlier release has left a journal; None: it has left its rates alone."""
+
+
+def left_behind(folder: Path, round_: int | None, rates: str) -> None:
+    if round_ is None:
+        (folder / FILE).write_text(rates)
+    else:
+        begin(RealDisk(folder), round_)
+
+
+@EARLIER
+def test_a_run_of_an_earlier_release_keeps_its_first_theta(tmp_path: Path, round_: int | None) -> None:
+    left_behind(tmp_path, round_, '{"averaging_rate": 1.0}')
     assert first_theta(tmp_path) == 2.0
     assert first_theta(tmp_path) == 2.0
 
@@ -84,26 +96,26 @@ def float32_weight_gradients(folder: Path) -> bool:
 
 def test_a_new_run_sums_weight_gradients_in_float32(tmp_path: Path) -> None:
     assert float32_weight_gradients(tmp_path)
-    (tmp_path / "journal-00000000.log").touch()
+    begin(RealDisk(tmp_path))
     assert float32_weight_gradients(tmp_path)
     assert settled(tmp_path, 0.5) == 0.5
     assert float32_weight_gradients(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["checkpoint-00000020.safetensors", "journal-00000000.log", FILE])
-def test_a_run_of_an_earlier_release_keeps_its_rounding(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text('{"averaging_rate": 0.24, "first_theta": 0.01}')
+@EARLIER
+def test_a_run_of_an_earlier_release_keeps_its_rounding(tmp_path: Path, round_: int | None) -> None:
+    left_behind(tmp_path, round_, '{"averaging_rate": 0.24, "first_theta": 0.01}')
     assert not float32_weight_gradients(tmp_path)
-    (tmp_path / "checkpoint-00000040.safetensors").touch()
+    begin(RealDisk(tmp_path), 40)
     assert not float32_weight_gradients(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["checkpoint-00000020.safetensors", "journal-00000000.log", FILE])
-def test_the_classes_of_a_run_of_an_earlier_release_keep_their_numbers(tmp_path: Path, name: str) -> None:
+@EARLIER
+def test_the_classes_of_a_run_of_an_earlier_release_keep_their_numbers(tmp_path: Path, round_: int | None) -> None:
     new = settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path))
     assert new.normal_class_order
     assert settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path)) == new, "also once it has begun"
     (tmp_path / FILE).unlink()
-    (tmp_path / name).write_text('{"averaging_rate": 0.24, "first_theta": 2.0}')
+    left_behind(tmp_path, round_, '{"averaging_rate": 0.24, "first_theta": 2.0}')
     for _ in range(2):
         assert not settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path)).normal_class_order

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from peer.daemon.kept_secret import settle_privacy
-from peer.errors import ConfigError, StateError
+from peer.errors import ConfigError
 from peer.privacy_budget import Budget
 from peer.state.disk import RealDisk
 from peer.train.private_step import SECRET_FILE
+from tests.state.folders import begin
 
 BUDGET = Budget(1.5, 0.125, 1e-5, 100, 1)
 
@@ -51,13 +51,6 @@ def test_it_is_turned_neither_off_nor_on_in_the_middle(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="turned off"):
         settle_privacy(None, RealDisk(tmp_path))
     (tmp_path / SECRET_FILE).unlink()
-    (tmp_path / "journal-00000000.log").touch()
+    begin(RealDisk(tmp_path))
     with pytest.raises(ConfigError, match="turned on"):
-        settle_privacy(BUDGET, RealDisk(tmp_path))
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"secret": "00", "budget": {}})])
-def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / SECRET_FILE).write_text(text)
-    with pytest.raises(StateError, match="damaged"):
         settle_privacy(BUDGET, RealDisk(tmp_path))

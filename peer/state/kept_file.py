@@ -1,0 +1,78 @@
+"""Small files that a peer keeps beside its state: each is written as a whole, and read as a whole."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from peer.errors import StateError, remedy
+from peer.foreign_values import parse_json
+from peer.precision_choice import PrecisionChoice
+from peer.state.disk import Disk, replace, writing
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class KeptFile(Generic[T]):
+    """A file of JSON in a state folder. After a crash it holds what it held before, or what was written last."""
+
+    name: str
+    to_json: Callable[[T], Any]
+    of_json: Callable[[Any], T]
+    """Raises ValueError, TypeError, KeyError or AttributeError for what `to_json` never returned."""
+    if_damaged: str
+    """What to do about a damaged file, as the rest of a sentence."""
+    indent: int | None = None
+
+    def read(self, disk: Disk) -> T | None:
+        """Return what the file holds; None where there is none. Raises StateError."""
+        if self.name not in disk.names():
+            return None
+        try:
+            return self.of_json(parse_json(disk.read(self.name)))
+        except OSError as error:
+            raise StateError(f"{self.name} cannot be read: {error.strerror}; {remedy(error)}") from None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise self.damaged() from None
+
+    def keep(self, disk: Disk, value: T) -> None:
+        """Write the file. Raises StateError."""
+        with writing(self.name):
+            replace(disk, self.name, [json.dumps(self.to_json(value), indent=self.indent).encode()])
+
+    def damaged(self) -> StateError:
+        """Return the error for a file that holds something else than what was written."""
+        return StateError(f"{self.name} is damaged; {self.if_damaged}")
+
+
+def notes_to_json(notes: Mapping[int, bytes]) -> dict[str, str]:
+    """Return notes of peers, by number, as a file has them."""
+    return {str(peer): base64.b64encode(note).decode() for peer, note in sorted(notes.items())}
+
+
+def notes_of_json(tree: Mapping[str, str]) -> dict[int, bytes]:
+    """Return what `notes_to_json` was given."""
+    return {int(peer): base64.b64decode(note, validate=True) for peer, note in tree.items()}
+
+
+CHOSEN_PRECISION = KeptFile(
+    "precision.json",
+    PrecisionChoice.document,
+    PrecisionChoice.of_document,
+    'without it no round can be repeated; restore it, write {"precision": "NAME"} with what the log said when the run'
+    " began, or begin a new run",
+)
+"""What a device chose where `training.precision` is "fastest": it never chooses again."""
+
+CLASS_VOTES = KeptFile[Mapping[int, bytes]](
+    "class-votes.json",
+    notes_to_json,
+    notes_of_json,
+    "without it no round can be repeated; restore it from a copy, or wipe the folder and let the device take part"
+    " again",
+)
+"""What the devices of a run voted on the shares of the classes, as they told it: peer → note."""
