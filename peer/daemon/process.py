@@ -70,6 +70,8 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
         with private_files():
             while True:
                 try:
+                    # First: while one is waited for, the data is not read again and again.
+                    require_addresses(config)
                     with contextlib.closing(open_peer(config, base, reread)) as daemon:
                         return in_event_loop(daemon.main())
                 except rejoining.LOST as error:

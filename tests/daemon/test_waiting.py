@@ -52,11 +52,12 @@ def test_an_address_that_is_not_there_yet_is_waited_for(
     key: str, kit: Path, looks: list[Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     looks.extend([lambda: None] * 2)
-    with caplog.at_level(logging.WARNING), pytest.raises(Looked):
+    with caplog.at_level(logging.INFO), pytest.raises(Looked):
         process.run(configured(kit, f"{key}=192.0.2.1:7750"), kit)
     said = [record.getMessage() for record in caplog.records]
     assert sum("this machine has no address 192.0.2.1" in each for each in said) == 1, "once, however long it takes"
     assert any("waits until that has passed" in each for each in said)
+    assert not any("samples" in each for each in said), "its data is not read each time that it looks"
 
 
 def test_a_peer_that_another_process_waits_for_ends(
