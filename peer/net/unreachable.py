@@ -22,6 +22,8 @@ def why_unreachable(lost: StreamLost, *, name: str, place: str, address: str | N
         return f"{who} does not speak TLS; security.mode must be the same on every peer"
     if "Connection refused" in details:
         return f"nobody listens at {address}, the address of {name}"
+    if "No route to host" in details:
+        return f"no device answers at {address}, the address of {name}, or a firewall there rejects it"
     if "errors resolving" in details or "DNS resolution failed" in details or "Domain name not found" in details:
         return f"the host name in {address}, the address of {name}, is not known"
     if lost.status is Status.UNIMPLEMENTED:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import errno
 import shutil
 import socket
 import time
@@ -314,6 +315,9 @@ async def _tcp_trouble(name: str, address: str) -> Finding | None:
         advice = "start that peer, or correct its advertise address; further checks need it running"
     except OSError as error:
         sentence, advice = f"{address} cannot be reached: {error.strerror}", "check the network of this device"
+        if error.errno == errno.EHOSTUNREACH:
+            # What a router says of an address that nobody has, and a firewall of a port that it keeps shut.
+            advice = f"correct its advertise address, or open TCP port {port} in the firewall there"
     else:
         return None
     return Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)

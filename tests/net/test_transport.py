@@ -28,7 +28,9 @@ from peer.net.control import call_control
 from peer.net.handler import MAX_BULLETIN_BYTES
 from peer.net.hello import PROTOCOL_MAX
 from peer.net.neighbor import Neighbor
+from peer.net.rpc import StreamLost
 from peer.net.security.certificates import Role
+from peer.net.unreachable import why_unreachable
 from peer.start_model import StartModel
 from tests.net.transport_peers import (
     NAMES,
@@ -574,6 +576,12 @@ def test_why_a_neighbour_cannot_be_reached_is_known() -> None:
             assert dialler.problems[0] == f"nobody listens at 127.0.0.1:{port}, the address of ada"
 
     asyncio.run(story())
+
+
+def test_an_address_that_nobody_has_is_told_apart_from_a_port_where_nobody_listens() -> None:
+    lost = StreamLost(OSError("Failed to connect to remote host: getsockopt(SO_ERROR): No route to host"))
+    said = why_unreachable(lost, name="ada", place="10.0.0.9:1", address="10.0.0.9:1", encrypted=True)
+    assert said == "no device answers at 10.0.0.9:1, the address of ada, or a firewall there rejects it"
 
 
 def test_a_neighbour_that_never_answers_is_given_up_and_dialled_again() -> None:

@@ -154,6 +154,21 @@ def test_a_name_that_a_neighbour_cannot_resolve_is_no_matter_of_a_firewall(kits:
     assert "firewall" not in finding
 
 
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EHOSTUNREACH, "correct its advertise address, or open TCP port"),
+        (errno.ENETUNREACH, "check the network of this device"),
+    ],
+)
+def test_what_the_system_says_of_an_address_decides_on_the_advice(
+    number: int, advice: str, kits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncio, "open_connection", Mock(side_effect=OSError(number, os.strerror(number))))
+    _, findings = examine(kits, 0)
+    assert f"cannot be reached: {os.strerror(number)} → {advice}" in of(findings, "peer-1", "error")
+
+
 def test_what_the_peer_could_not_listen_with_is_a_finding_among_the_others(
     kits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
