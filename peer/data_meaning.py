@@ -47,11 +47,18 @@ class Meaning:
         runs = (normal[start : start + each] for start in range(0, len(normal), each))
         return cls(kind, normal, _digest(normal), b"".join(_digest(run)[:ENTRY_BYTES] for run in runs))
 
-    def difference(self, digest: bytes, entries: bytes, count: int) -> str | None:
-        """Say where a neighbour's `count` names differ from these; None where they are the same. Only the digest
-        decides: entries are short, and may be anything."""
+    def difference(self, digest: bytes, entries: bytes, count: int, *, here: str, there: str) -> str | None:
+        """Return a sentence on how a neighbour's `count` names differ from these; None where they are the same.
+
+        Only the digest decides: entries are short, and may be anything. The sentence is read at both ends, so it calls
+        them by the names `here` and `there`.
+        """
         if digest == self.digest:
             return None
+        where = self._where(entries, count, here, there)
+        return f"the {self.kind} of {there} are not those of {here}: {where}; {_advice(self.kind)}"
+
+    def _where(self, entries: bytes, count: int, here: str, there: str) -> str:
         each = per_entry(len(self.names))
         if count == len(self.names) or max(count, len(self.names)) <= MOST_ENTRIES:
             ours, theirs = (cut(told, ENTRY_BYTES) for told in (self.entries, entries))
@@ -60,9 +67,9 @@ class Meaning:
                     last = min((number + 1) * each, len(self.names)) - 1
                     if each > 1:
                         return f"they differ between numbers {number * each} and {last}"
-                    return f"number {number} is {quote(self.names[number])} here, and another one there"
+                    return f"number {number} is {quote(self.names[number])} at {here}, and another one at {there}"
         if count != len(self.names):
-            return f"there are {count} there, and {len(self.names)} here"
+            return f"{there} has {count} and {here} {len(self.names)}"
         return "it says not where"
 
 
@@ -70,14 +77,9 @@ def meanings_of(names: Mapping[str, Sequence[str]]) -> tuple[Meaning, ...]:
     """Return what is told of the names of each kind. Raises ValueError for what cannot be told."""
     if len(names) > MOST_KINDS or any(not 0 < len(kind) <= MAX_KIND or not kind.isprintable() for kind in names):
         raise ValueError(f"at most {MOST_KINDS} kinds can be told, whose names have up to {MAX_KIND} characters")
+    if any(isinstance(of_kind, str) for of_kind in names.values()):
+        raise ValueError("a text is no list of names")
     return tuple(Meaning.of(kind, of_kind) for kind, of_kind in sorted(names.items()))
-
-
-def advice(kind: str) -> str:
-    """Return what to do where two devices differ in names of a kind."""
-    if kind == CLASSES:
-        return "give their folders the same names on all devices, or set data.classes to the same list on all"
-    return f"use the same {kind}, in the same order, on all devices"
 
 
 def refuse_told(kind: str, digest: bytes, entries: bytes) -> None:
@@ -110,3 +112,8 @@ def normal_name(name: str) -> str:
 
 def _digest(names: Sequence[str]) -> bytes:
     return hashlib.sha256(json.dumps(names).encode()).digest()
+
+
+def _advice(kind: str) -> str:
+    same = f"use the same {kind}, in the same order, on all devices"
+    return f"{same}; for folders, data.classes lists them" if kind == CLASSES else same

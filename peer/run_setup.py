@@ -25,7 +25,7 @@ from peer.compress.modulo import Modulo
 from peer.compress.payload import FloatArray
 from peer.config import Config, TrainingOptions
 from peer.criterion import ACCURACY, Criterion
-from peer.data_meaning import Meaning, meanings_of
+from peer.data_meaning import Meaning
 from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip import topology
 from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext, NoMomentum
@@ -86,6 +86,11 @@ class PeerTrainer(LocalSteps, Protocol):
     @property
     def repeatable(self) -> bool:
         """Whether a local step that is computed again, or read from the journal, gives the same bits."""
+        ...
+
+    @property
+    def meanings(self) -> tuple[Meaning, ...]:
+        """What the numbers in the data of this device stand for, as far as that is known."""
         ...
 
     def initial_vector(self) -> npt.NDArray[np.float32]: ...
@@ -177,11 +182,6 @@ class RunSetup:
         if self._task is None:
             raise LocalProtocolError("a run whose loop is the user's has no task")
         return self._task
-
-    @property
-    def meanings(self) -> tuple[Meaning, ...]:
-        """What the numbers in the data of this device stand for, as far as the task knows."""
-        return meanings_of(getattr(self._task, "meaning", {}))
 
     @cached_property
     def spec(self) -> AlgorithmSpec:

@@ -12,7 +12,6 @@ from peer.data_meaning import (
     ENTRY_BYTES,
     MOST_ENTRIES,
     Meaning,
-    advice,
     meanings_of,
     normal_name,
     refuse_told,
@@ -21,20 +20,25 @@ from peer.data_meaning import (
 
 def told(ours: tuple[str, ...], theirs: tuple[str, ...]) -> str | None:
     other = Meaning.of("classes", theirs)
-    return Meaning.of("classes", ours).difference(other.digest, other.entries, len(other.names))
+    mine = Meaning.of("classes", ours)
+    return mine.difference(other.digest, other.entries, len(other.names), here="ada", there="ben")
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "words"),
     [
         (("cat", "dog"), ("cat", "dog"), None),
-        (("cat", "dog"), ("dog", "fox"), "number 0 is 'cat' here, and another one there"),
-        (("cat", "dog", "fox"), ("cat", "elk", "fox"), "number 1 is 'dog' here"),
-        (("cat", "dog"), ("cat", "dog", "fox"), "there are 3 there, and 2 here"),
-        (("cat", "dog", "fox"), ("cat", "dog"), "there are 2 there, and 3 here"),
-        (("cat", "dog"), ("cat", "elk", "fox"), "number 1 is 'dog' here"),
-        (("a", "bc"), ("ab", "c"), "number 0 is 'a' here"),
-        (("cat\n",), ("cat",), r"number 0 is 'cat\n' here"),
+        (
+            ("cat", "dog"),
+            ("dog", "fox"),
+            "the classes of ben are not those of ada: number 0 is 'cat' at ada, and another one at ben",
+        ),
+        (("cat", "dog", "fox"), ("cat", "elk", "fox"), "number 1 is 'dog' at ada"),
+        (("cat", "dog"), ("cat", "dog", "fox"), "ben has 3 and ada 2"),
+        (("cat", "dog", "fox"), ("cat", "dog"), "ben has 2 and ada 3"),
+        (("cat", "dog"), ("cat", "elk", "fox"), "number 1 is 'dog' at ada"),
+        (("a", "bc"), ("ab", "c"), "number 0 is 'a' at ada"),
+        (("cat\n",), ("cat",), r"number 0 is 'cat\n' at ada"),
     ],
 )
 def test_what_differs_is_named_by_ones_own_names(ours: tuple[str, ...], theirs: tuple[str, ...], words: str) -> None:
@@ -54,15 +58,22 @@ def test_of_a_long_list_the_place_is_named() -> None:
     mine = Meaning.of("tokens", names)
     assert len(mine.entries) <= MOST_ENTRIES * ENTRY_BYTES
     other = Meaning.of("tokens", (*names[:900], "another", *names[901:]))
-    assert mine.difference(other.digest, other.entries, 30_522) == "they differ between numbers 900 and 929"
-    assert "the same tokens, in the same order" in advice("tokens")
-    assert "data.classes" in advice("classes")
+    said = mine.difference(other.digest, other.entries, 30_522, here="ada", there="ben")
+    assert said == (
+        "the tokens of ben are not those of ada: they differ between numbers 900 and 929; use the same tokens, in the"
+        " same order, on all devices"
+    )
 
 
 def test_a_digest_that_differs_counts_whatever_the_entries_say() -> None:
     mine = Meaning.of("classes", ("cat", "dog"))
-    assert mine.difference(os.urandom(DIGEST_BYTES), mine.entries, 2) == "it says not where"
-    assert mine.difference(os.urandom(DIGEST_BYTES), b"", 1 << 31) == f"there are {1 << 31} there, and 2 here"
+    for entries, count, words in (
+        (mine.entries, 2, "it says not where"),
+        (b"", 1 << 31, "ben has 2147483648 and ada 2"),
+    ):
+        said = mine.difference(os.urandom(DIGEST_BYTES), entries, count, here="ada", there="ben")
+        assert f"the classes of ben are not those of ada: {words}; use the same" in str(said)
+        assert "data.classes" in str(said)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +87,8 @@ def test_what_no_peer_tells_is_refused(kind: str, digest_bytes: int, entry_bytes
 
 def test_a_task_tells_few_kinds() -> None:
     assert [each.kind for each in meanings_of({"features": ["b"], "classes": ["a"]})] == ["classes", "features"]
+    with pytest.raises(ValueError, match="no list of names"):
+        meanings_of({"classes": "cat"})
     for wrong in ({str(number): ["a"] for number in range(9)}, {"": ["a"]}, {"k" * 65: ["a"]}, {"a\n": ["a"]}):
         with pytest.raises(ValueError, match="at most 8 kinds"):
             meanings_of(wrong)

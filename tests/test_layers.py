@@ -79,8 +79,8 @@ ROOMS: dict[str, set[str]] = {
         "run_setup", "run_summary", "state", "train", "wire",
     },
     "own_loop": {
-        "compress", "config", "daemon", "errors", "gossip", "node", "protocol", "round_record", "run_plan", "run_setup",
-        "simulate", "start_model", "state", "train",
+        "compress", "config", "daemon", "data_meaning", "errors", "gossip", "node", "protocol", "round_record",
+        "run_plan", "run_setup", "simulate", "start_model", "state", "train",
     },
     "adapters": {"errors", "own_loop"},
     "api": {"adapters", "errors", "own_loop", "train"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict, Unpack
 
 from torch import nn
@@ -22,6 +22,7 @@ log = logging.getLogger("sotto")
 class JoinOptions(TypedDict, total=False):
     """Further arguments of `sottovoce.join`."""
 
+    meaning: Mapping[str, Sequence[str]]
     outer_momentum: float
     outer_learning_rate: float
     overlap: bool

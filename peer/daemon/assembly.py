@@ -532,7 +532,7 @@ def _hello(local: LocalPeer) -> HelloInfo:
         run_digest=config.run_digest(),
         shared_sections=SHARED_SECTIONS,
         start=local.trainer.start_model(),
-        meanings=local.setup.meanings,
+        meanings=local.trainer.meanings,
         graph_digest=local.setup.schedule.digest,
         num_peers=local.setup.num_peers,
         name=local.name,

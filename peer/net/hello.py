@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from peer.data_meaning import MOST_KINDS, Meaning, advice, refuse_entries, refuse_told
+from peer.data_meaning import MOST_KINDS, Meaning, refuse_entries, refuse_told
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
@@ -176,14 +176,14 @@ def _check_meanings(ours: HelloInfo, theirs: pb.Hello) -> None:
     for told in theirs.meanings[:MOST_KINDS]:
         if (mine := own.get(told.kind)) is None:
             continue
-        what = f"the {mine.kind} of {quote(theirs.name)}"
+        here, there = quote(ours.name), quote(theirs.name)
         try:
             refuse_told(told.kind, told.digest, told.entries)
         except ValueError as error:
-            raise HandshakeRefused(f"{what} cannot be compared with ours: {error}") from None
-        difference = mine.difference(told.digest, told.entries, told.count)
-        if difference is not None:
-            raise HandshakeRefused(f"{what} are not ours: {difference}; {advice(mine.kind)}")
+            raise HandshakeRefused(f"the {mine.kind} of {there} cannot be compared with ours: {error}") from None
+        sentence = mine.difference(told.digest, told.entries, told.count, here=here, there=there)
+        if sentence is not None:
+            raise HandshakeRefused(sentence)
 
 
 def _check_start(ours: HelloInfo, theirs: pb.Hello) -> None:

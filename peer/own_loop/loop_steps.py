@@ -25,6 +25,7 @@ import numpy.typing as npt
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.config import TrainingOptions
+from peer.data_meaning import Meaning
 from peer.errors import StateError
 from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.node.local_steps import RecordedSteps
@@ -85,11 +86,12 @@ class LoopSteps(RecordedSteps):
         script: Arrays,
         measure: Callable[[Vector], tuple[int, int]],
         overlap: bool = False,
+        meanings: tuple[Meaning, ...] = (),
     ) -> None:
         """`options`: outer learning rate and momentum. `script`: what the script begins with. `measure(z)` returns
         (right, total) of the model at z, in the script's thread. `overlap`: whether the script goes on from
-        z − displacement while the exchange is under way."""
-        self.meeting, self.script = meeting, script
+        z − displacement while the exchange is under way. `meanings`: what the numbers in its data stand for."""
+        self.meeting, self.script, self.meanings = meeting, script, meanings
         self.repeats: Repeated | None = None
         """The round that `script` is the beginning of, once its displacement is known."""
         self.was_restored = False

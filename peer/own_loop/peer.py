@@ -8,9 +8,9 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from peer.config import Config, TrainingOptions
+from peer.data_meaning import meanings_of
 from peer.errors import StateError, UsageError
 from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.own_loop.background import place
@@ -58,6 +59,7 @@ class Peer:
         every: int,
         keep: Sequence[Keepable],
         private: Sequence[str],
+        meaning: Mapping[str, Sequence[str]],
         outer_momentum: float,
         outer_learning_rate: float,
         overlap: bool,
@@ -69,6 +71,13 @@ class Peer:
             if call is not None and not callable(call):
                 raise UsageError(f"a callback is a {type(call).__name__}, which cannot be called")
         self._parameters, self._kept = ExchangedParameters(model, private), Kept(keep)
+        try:
+            self._meanings = meanings_of(meaning)
+        except (ValueError, TypeError, AttributeError):
+            raise UsageError(
+                f"meaning is {meaning!r}; give a list of names for each of a few kinds, such as "
+                "meaning={'classes': ['cat', 'dog']}"
+            ) from None
         for number, each in enumerate(keep):
             shared = self._parameters.shares_with(each) if isinstance(each, nn.Module) else None
             if shared is not None:
@@ -230,6 +239,7 @@ class Peer:
                 script=self._script_state(self._parameters.vector() if self._overlap else None),
                 measure=self._measure,
                 overlap=self._overlap,
+                meanings=self._meanings,
             )
             self._last_round = self._host.open(steps, self._config)
             _joined_models.add(id(self._parameters.model))
@@ -638,6 +648,7 @@ def join(
     every: int,
     keep: Sequence[Keepable] = (),
     private: Sequence[str] = (),
+    meaning: Mapping[str, Sequence[str]] = MappingProxyType({}),
     outer_momentum: float = 0.0,
     outer_learning_rate: float = 1.0,
     overlap: bool = False,
@@ -657,6 +668,8 @@ def join(
       random numbers of the script's own.
     - `private`: names of parameters that are trained and stay on this device, such as a head or norms of its own; `*`
       stands for any text. The same on all peers.
+    - `meaning`: what the numbers in the data stand for, in their order, such as `{"classes": dataset.classes}`. Peers
+      whose names of a kind differ refuse each other; only digests of the names are told.
     - `outer_momentum`, `outer_learning_rate`: Nesterov momentum on what a peer's rounds move, as in DiLoCo (0.9 and 0.7
       there); the same on all peers.
     - `overlap`: exchange while the next steps are done; a model then takes effect one round late.
@@ -680,6 +693,7 @@ def join(
         every=every,
         keep=keep,
         private=private,
+        meaning=meaning,
         outer_momentum=outer_momentum,
         outer_learning_rate=outer_learning_rate,
         overlap=overlap,

@@ -140,6 +140,13 @@ def _run(
                 f"{each.name} joined with another model than {scripts[0].name} ({difference}): all peers begin with the"
                 " same values; call torch.manual_seed before the model is built"
             )
+        own = {meaning.kind: meaning for meaning in scripts[0].steps.meanings}
+        for told in each.steps.meanings:
+            if (mine := own.get(told.kind)) is not None:
+                names = {"here": scripts[0].name, "there": each.name}
+                sentence = mine.difference(told.digest, told.entries, len(told.names), **names)
+                if sentence is not None:
+                    raise UsageError(sentence)
         apart = ours.buffers.differences(theirs.buffers.entries)
         if apart is not None:
             log.warning(OTHER_BUFFERS, each.name, apart)

@@ -25,6 +25,7 @@ import torch
 
 from peer.compress.layout import Layout
 from peer.config import TrainingOptions
+from peer.data_meaning import Meaning, meanings_of
 from peer.errors import ConfigError, DataError, LocalProtocolError
 from peer.precision_choice import Precision
 from peer.random import SHARED, Purpose, Stream, stream
@@ -152,6 +153,11 @@ class Trainer:
     def repeatable(self) -> bool:
         """Whether a local step that is computed again gives the same bits; nothing but the CPU promises that."""
         return self.device.type == "cpu"
+
+    @property
+    def meanings(self) -> tuple[Meaning, ...]:
+        """What the numbers in the data of this device stand for, as far as the task knows."""
+        return meanings_of(getattr(self.task, "meaning", {}))
 
     def initial_vector(self) -> Vector:
         """Return the vector that every peer of the run starts from, float32[n]."""

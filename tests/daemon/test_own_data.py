@@ -6,18 +6,22 @@ import asyncio
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from peer.config import load
+from peer.daemon import neighbors
 from peer.daemon.process import Daemon, open_peer
-from peer.errors import ConfigError, StateError
+from peer.errors import ConfigError, HandshakeRefused, StateError
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.export import export_model
 from peer.ops.local_cluster import free_ports
@@ -121,6 +125,58 @@ def test_devices_that_read_other_data_than_each_other_are_warned(
     assert len(told) == (2 if warned else 0), "each is told once, however often they connect"
     for name, sentence in zip(("peer-0", "peer-1"), sorted(told), strict=False):
         assert sentence.startswith(f"{name} reads other training and test data than this device")
+
+
+def run_folders(folders: Sequence[Path], *settings: str) -> list[int | BaseException]:
+    """Run two devices whose images are in `samples` of their folders; return how each ends."""
+    images = ("run.rounds=4", "training.task=image-folder", "training.task_options={size=32}", "data.directory=samples")
+    peers = [opened(folder, *images, *settings) for folder in folders]
+
+    async def together() -> list[int | BaseException]:
+        return await asyncio.gather(*(peer.main() for peer in peers), return_exceptions=True)
+
+    try:
+        return asyncio.run(together())
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def write_images(folder: Path, classes: Sequence[str]) -> None:
+    shutil.rmtree(folder / "samples")
+    for number, name in enumerate(classes):
+        for split, count in (("train", 4), ("val", 1)):
+            (directory := folder / "samples" / split / name).mkdir(parents=True)
+            for image in range(count):
+                Image.new("RGB", (32, 32), (80 * number, 20 * image, 0)).save(directory / f"{image}.png")
+
+
+def test_devices_whose_class_folders_differ_refuse_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dog of one would be the fox of the other."""
+    monkeypatch.setattr(neighbors, "_REFUSED_S", 0.3)
+    folders = write_kits(tmp_path)
+    for folder, classes in zip(folders, (("cat", "dog"), ("dog", "fox")), strict=True):
+        write_images(folder, classes)
+    for folder, refusal in zip(folders, run_folders(folders), strict=True):
+        assert isinstance(refusal, HandshakeRefused)
+        assert refusal.exit_code == 6
+        found = re.search(r"number 0 is '(cat|dog)' at '(peer-[01])', and another one at 'peer-[01]'", str(refusal))
+        assert found is not None, refusal
+        assert found.groups() in (("cat", "peer-0"), ("dog", "peer-1"))
+        assert "the same classes, in the same order, on all devices; for folders, data.classes lists them" in str(
+            refusal
+        )
+        shutil.rmtree(folder / "state")
+    # As that says.
+    assert run_folders(folders, 'data.classes=["cat", "dog", "fox"]') == [0, 0]
+
+
+def test_devices_whose_class_folders_are_spelled_apart_train_together(tmp_path: Path) -> None:
+    """As one system writes "Ä" in one piece, and another in two: of the bytes, one comes before "Z"."""
+    folders = write_kits(tmp_path)
+    for folder, form in zip(folders, ("NFC", "NFD"), strict=True):
+        write_images(folder, [unicodedata.normalize(form, "Ähre"), "Zebra"])
+    assert run_folders(folders) == [0, 0]
 
 
 def test_a_killed_peer_resumes_on_its_own_data_to_the_bit(tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
-"""What the models of scripts may differ in when they begin: buffers and how they are computed, but no parameter."""
+"""What scripts may differ in when they begin: buffers and how models are computed, but no parameter.
+
+Nor in what the numbers of their data stand for, where they say that.
+"""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +16,7 @@ import torch
 from torch import nn
 
 from peer.config import TrainingOptions
+from peer.daemon import neighbors
 from peer.errors import HandshakeRefused
 from peer.net.hello import HelloInfo, check_run, read_terms
 from peer.own_loop.loop_steps import LoopSteps
@@ -228,3 +233,45 @@ def test_devices_with_buffers_of_their_own_train_together(tmp_path: Path) -> Non
     assert real == list(sottovoce.simulate(own_buffers, files[0]).results)
     log = (files[0].parent / "log.txt").read_text()
     assert log.count("starts with other buffers (criterion.weight has other values there)") == 1
+
+
+def classes_of(where: sottovoce.Place) -> dict[str, list[str]]:
+    """Return the classes of a device as its own folders have them: a dog is another number on each."""
+    return {"classes": ["dog", "fox"] if where.index else ["cat", "dog"]}
+
+
+def named_classes(where: sottovoce.Place) -> None:
+    torch.manual_seed(0)
+    with sottovoce.join(nn.Linear(2, 2), where, every=1, meaning=classes_of(where)) as peer:
+        while not peer.done:
+            peer.step()
+
+
+def test_simulated_scripts_whose_classes_differ_are_refused(tmp_path: Path) -> None:
+    file = write_kits(tmp_path, 2, "run.rounds=2", "algorithm.name=sgp", "graph.kind=complete")[0]
+    words = "the classes of peer-1 are not those of peer-0: number 0 is 'cat' at peer-0, and another one at peer-1"
+    with pytest.raises(sottovoce.UsageError, match=words):
+        sottovoce.simulate(named_classes, file)
+
+
+def test_scripts_whose_classes_differ_refuse_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbors, "_REFUSED_S", 0.3)
+    files = write_kits(tmp_path, 2, "run.rounds=2", "algorithm.name=sgp", "graph.kind=complete")
+    said: dict[str, str] = {}
+
+    def run(file: Path) -> None:
+        with pytest.raises(HandshakeRefused) as refusal:
+            named_classes(sottovoce.place(file))
+        said[file.parent.name] = str(refusal.value)
+
+    threads = [threading.Thread(target=run, args=(file,)) for file in files]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60.0)
+    assert sorted(said) == ["peer-0", "peer-1"]
+    for sentence in said.values():
+        # Whoever looks first says its own name of the class to both.
+        found = re.search(r"number 0 is '(cat|dog)' at '(peer-[01])', and another one at 'peer-[01]'", sentence)
+        assert found is not None, sentence
+        assert found.groups() in (("cat", "peer-0"), ("dog", "peer-1"))

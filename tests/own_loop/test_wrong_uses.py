@@ -158,6 +158,8 @@ ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [
     ("keep no list", {"keep": torch.optim.SGD(model().parameters())}, "keep is a SGD; give a list"),
     ("keep a number", {"keep": [3]}, "keep[0] is a int, which has no state_dict()"),
     ("keep twice", {"keep": [Broken(1)] * 2}, "keep[1] is in keep twice (Broken)"),
+    ("meaning no table", {"meaning": ["cat"]}, "meaning is ['cat']; give a list of names for each of a few kinds"),
+    ("meaning a text", {"meaning": {"classes": "cat"}}, "meaning is {'classes': 'cat'}"),
     ("no callback", {"on_round": "print"}, "a callback is a str, which cannot be called"),
 ]
 
