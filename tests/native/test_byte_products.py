@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 from pathlib import Path
@@ -30,8 +31,12 @@ AVX2, AMX, NEON_DOT, NEON_I8MM = 1, 4, 6, 7
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("byte_products")
+def folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Return the folder of what is compiled, which takes half a minute: all workers of the suite use one."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "byte_products"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def program(compiler: str, folder: Path) -> Path:
@@ -39,21 +44,21 @@ def program(compiler: str, folder: Path) -> Path:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
     target = folder / compiler
-    if not target.exists():
-        subprocess.run([compiler, *OPTIONS, "-c", str(PROGRAM), "-o", str(target) + ".o"], check=True)
-        link(compiler, target, f"{target}.o", *objects(compiler, folder), "-static")
+    with (folder / f"{compiler}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            sources = [PROGRAM, *(build.HERE / source for source in SOURCES)]
+            outputs = [f"{target}.o", *objects(compiler, folder)]
+            commands = ([compiler, *OPTIONS, "-fPIC", "-c", *pair] for pair in zip(sources, outputs, strict=True))
+            for compiling in [subprocess.Popen([*map(str, words[:-1]), "-o", words[-1]]) for words in commands]:
+                assert compiling.wait() == 0, compiling.args
+            link(compiler, target, *outputs, "-static")
     return target
 
 
 def objects(compiler: str, folder: Path) -> list[str]:
-    """Return the compiled kernels, which take most of the time: fit for programs and for libraries."""
-    found = []
-    for source in SOURCES:
-        target = folder / f"{compiler}-{source}.o"
-        if not target.exists():
-            subprocess.run([compiler, *OPTIONS, "-fPIC", "-c", str(build.HERE / source), "-o", str(target)], check=True)
-        found.append(str(target))
-    return found
+    """Return where the compiled kernels lie: fit for programs and for libraries."""
+    return [str(folder / f"{compiler}-{source}.o") for source in SOURCES]
 
 
 def link(compiler: str, target: Path, *words: str | Path) -> None:
