@@ -173,6 +173,10 @@ def _stateful(each: Keepable) -> Stateful:
     return each
 
 
+def _groups(each: object) -> list[dict[str, Any]]:
+    return each.param_groups if isinstance(each, torch.optim.Optimizer) else []
+
+
 class Kept:
     """The objects of a script whose state is saved with the model: whatever has `state_dict` and `load_state_dict`, and
     generators of random numbers."""
@@ -184,6 +188,7 @@ class Kept:
         self._given = [*objects]
         self._objects = [_stateful(each) for each in objects]
         self._kinds = [type(each).__name__ for each in objects]
+        self._num_groups = [len(_groups(each)) for each in objects]
         for number, each in enumerate(objects):
             for method in ("state_dict", "load_state_dict"):
                 if not callable(getattr(self._objects[number], method, None)):
@@ -202,6 +207,44 @@ class Kept:
         optimizers by their type alone."""
         found = [each for each in self._given if isinstance(each, torch.optim.Optimizer)]
         return [getattr(each, "optimizer", each) for each in found]
+
+    def added_groups(self, model: nn.Module) -> dict[int, list[list[str]]]:
+        """Return the names of the parameters in each group of the optimizers that have got groups since they were
+        given, by number; of the first groups none. Raises UsageError for a parameter that neither the model nor a
+        module among the objects has."""
+        added: dict[int, list[list[str]]] = {}
+        for number, had in enumerate(self._num_groups):
+            groups = [group["params"] for group in _groups(self._given[number])[had:]]
+            if groups:
+                names = {id(one): name for name, one in self._parameters(model).items()}
+                if not all(id(one) in names for group in groups for one in group):
+                    raise UsageError(
+                        f"keep[{number}] ({self._kinds[number]}) was given a parameter group whose parameters belong"
+                        " neither to the model nor to a module in keep, so a crash would lose them; keep that module"
+                    )
+                added[number] = [[]] * had + [[names[id(one)] for one in group] for group in groups]
+        return added
+
+    def add_groups(self, added: Mapping[int, Sequence[Sequence[str]]], model: nn.Module) -> None:
+        """Give optimizers the groups that `added_groups` returned and that they lack: `load_state_dict` makes none.
+        Raises StateError if one names a parameter that is not there."""
+        for number, groups in added.items():
+            named, each = self._parameters(model), self._given[number]
+            for names in groups[len(_groups(each)) :]:
+                missing = next((name for name in names if name not in named), None)
+                if missing is not None:
+                    raise StateError(f"the state folder holds a parameter group with {missing}, which is not there")
+                assert isinstance(each, torch.optim.Optimizer)
+                each.add_param_group({"params": [named[name] for name in names]})
+
+    def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """Return the parameters of the model and of the modules among the objects, by names of their own."""
+        modules = {f"keep[{number}].": each for number, each in enumerate(self._given) if isinstance(each, nn.Module)}
+        return {
+            prefix + name: one
+            for prefix, module in {**modules, "": model}.items()
+            for name, one in module.named_parameters()
+        }
 
     def changed_follower(self, arrays: Arrays) -> str | None:
         """Return the name of a scheduler or module that has another state than when `pack` returned this: these follow

@@ -98,7 +98,8 @@ class ExchangedParameters:
         if added is not None:
             raise UsageError(
                 f"parameter {added} requires a gradient and did not when the script joined; build and unfreeze all of"
-                " the model before sottovoce.join"
+                " the model before sottovoce.join, and give an optimizer later what is to rest at first"
+                " (optimizer.add_param_group)"
             )
         for name, parameter in self._parameters.items():
             if name not in now:

@@ -296,6 +296,49 @@ def test_what_does_not_change_is_journaled_once(tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("stop", range(1, ROUNDS * EVERY))
+def test_parameter_groups_that_come_later_survive_a_stop(tmp_path: Path, stop: int) -> None:
+    """A head and a loss that are trained from the fifth step on, as in fine-tuning, with a rate of their own."""
+
+    def run(file: Path, until: int) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model, last = net(), nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+        torch.manual_seed(1)
+        with sottovoce.join(model, file, every=EVERY, keep=[optimizer, last]) as peer:
+            while not peer.done and peer.steps < until:
+                if peer.steps >= 4 and len(optimizer.param_groups) == 1:
+                    optimizer.add_param_group({"params": [*model[3].parameters()], "lr": 0.05})
+                    optimizer.add_param_group({"params": [*last.parameters()], "momentum": 0.5})
+                optimizer.zero_grad()
+                last(model(torch.randn(8, 4))).square().mean().backward()
+                optimizer.step()
+                peer.step()
+        momenta = [
+            optimizer.state[each]["momentum_buffer"] for group in optimizer.param_groups for each in group["params"]
+        ]
+        return [each.detach().clone() for each in (*model.parameters(), *last.parameters(), *momenta)]
+
+    expected = run(kit(tmp_path / "undisturbed"), ROUNDS * EVERY)
+    file = kit(tmp_path / "stopped")
+    run(file, stop)
+    found = run(file, ROUNDS * EVERY)
+    assert len(found) == len(expected) == 14
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_parameter_group_of_something_that_is_not_kept_is_refused(tmp_path: Path) -> None:
+    model, other = net(), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sottovoce.join(model, kit(tmp_path), every=1, keep=[optimizer]) as peer:
+        peer.step()
+        optimizer.add_param_group({"params": other.parameters()})
+        with pytest.raises(
+            sottovoce.UsageError, match="neither to the model nor to a module in keep, so a crash would"
+        ):
+            peer.step()
+
+
 def two_heads() -> nn.ModuleDict:
     return nn.ModuleDict({"body": net(), "head": nn.Linear(4, 2)})
 
