@@ -7,7 +7,7 @@ that `sotto validate` answers at once.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def why_no_rejoin(config: Config) -> str | None:
     return why_no_changes(config)
 
 
-LOOSE_THETA = 2.0
+_LOOSE_THETA = 2.0
 """θ where nothing is known of the distances between models."""
 _CLOSE_THETA = 0.01
 
@@ -144,14 +144,10 @@ def first_theta(config: Config) -> float:
     """
     if config.algorithm.theta_value is not None:
         return config.algorithm.theta_value
-    return _CLOSE_THETA if config.algorithm.theta == "verified" else LOOSE_THETA
+    return _CLOSE_THETA if config.algorithm.theta == "verified" else _LOOSE_THETA
 
 
-def averaging_rate(
-    config: Config,
-    compressor: BoundedCompressor | None = None,
-    default: Callable[[AlgorithmSpec, BoundedCompressor], float] = default_averaging_rate,
-) -> float:
+def averaging_rate(config: Config, compressor: BoundedCompressor | None = None) -> float:
     """Return the configured η, or the default for algorithm and compressor.
 
     With a bandwidth budget the default suits the smallest messages that it may choose: both ends of a link have to
@@ -160,7 +156,7 @@ def averaging_rate(
     if config.algorithm.averaging_rate is not None:
         return config.algorithm.averaging_rate
     compressor = compressor or build_compressor(config)
-    return default(algorithm_spec(config), _reachable_variants(config, compressor)[-1])
+    return default_averaging_rate(algorithm_spec(config), _reachable_variants(config, compressor)[-1])
 
 
 def corrects_drift(config: Config) -> bool:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from peer.compress.bound import BoundedCompressor
 from peer.config import Config
-from peer.gossip.averaging_rate import default_of_release_0_1
-from peer.run_plan import LOOSE_THETA, averaging_rate, first_theta
+from peer.errors import StateError
+from peer.run_plan import algorithm_spec, averaging_rate, first_theta
 from peer.state.disk import Disk
 from peer.state.kept_file import KeptFile
 from peer.state.recovery import begun_round
@@ -21,6 +21,10 @@ from peer.state.recovery import begun_round
 FILE = "rates.json"
 _RATE, _THETA, _SUMS = "averaging_rate", "first_theta", "float32_weight_gradients"
 _ORDER = "normal_class_order"
+_REMEDY = (
+    "restore it from a copy, or delete it and set algorithm.averaging_rate, and with a modulo code"
+    " algorithm.theta_value, to what the run began with"
+)
 
 
 class KeptRates(NamedTuple):
@@ -38,7 +42,7 @@ class KeptRates(NamedTuple):
 
 
 def _of_json(tree: Mapping[str, Any]) -> KeptRates:
-    found = KeptRates(tree[_RATE], tree.get(_THETA, LOOSE_THETA), tree.get(_SUMS, False), tree.get(_ORDER, False))
+    found = KeptRates(tree[_RATE], tree[_THETA], tree.get(_SUMS, False), tree.get(_ORDER, False))
     is_rate = isinstance(found.averaging_rate, float) and 0 < found.averaging_rate <= 1
     is_theta = isinstance(found.first_theta, float) and found.first_theta > 0
     if not (is_rate and is_theta and {*map(type, found[2:])} == {bool}):
@@ -50,27 +54,22 @@ _RATES = KeptFile[KeptRates](
     FILE,
     lambda kept: dict(zip((_RATE, _THETA, _SUMS, _ORDER), kept, strict=True)),
     _of_json,
-    "restore it from a copy, or delete it and set algorithm.averaging_rate, and with a modulo code"
-    " algorithm.theta_value, to what the run began with",
+    _REMEDY,
 )
 
 
 def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> KeptRates:
     """Return the rates of the run that a state folder belongs to, and keep them there. The configuration overrules
     them. Raises StateError."""
-    kept, has_begun = _RATES.read(disk), begun_round(disk) is not None
+    kept, has_begun, options = _RATES.read(disk), begun_round(disk) is not None, config.algorithm
     rate, theta = averaging_rate(config, compressor), first_theta(config)
-    if config.algorithm.averaging_rate is None:
-        if kept is not None:
-            rate = kept.averaging_rate
-        elif has_begun:
-            # Release 0.1 kept nothing.
-            rate = averaging_rate(config, compressor, default_of_release_0_1)
-    if config.algorithm.theta_value is None:
-        if kept is not None:
-            theta = kept.first_theta
-        elif has_begun:
-            theta = LOOSE_THETA
+    if kept is not None:
+        rate = kept.averaging_rate if options.averaging_rate is None else rate
+        theta = kept.first_theta if options.theta_value is None else theta
+    elif has_begun and (
+        options.averaging_rate is None or (options.theta_value is None and algorithm_spec(config).modulo)
+    ):
+        raise StateError(f"{FILE} is missing in a run that has begun, as under release 0.1; {_REMEDY}")
     # What release 0.2 began is repeated with its rounding, and its classes keep their numbers.
     newer = (not has_begun, not has_begun) if kept is None else (kept.float32_weight_gradients, kept.normal_class_order)
     settled = KeptRates(rate, theta, *newer)

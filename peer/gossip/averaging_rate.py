@@ -8,7 +8,7 @@ from peer.compress.bound import BoundedCompressor
 from peer.compress.kept_values import KeptValues
 from peer.compress.modulo import Modulo
 from peer.gossip.base import AlgorithmSpec, Memory
-from peer.gossip.theta import largest_stable_rate, resting_rate
+from peer.gossip.theta import resting_rate
 
 
 def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, layout_size: int = 10_000) -> float:
@@ -25,22 +25,11 @@ def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, l
     to 10 % kept and 1,000 to 37,000 in a layer. The bound for the worst vector falls to a twentieth of that where
     layers are large.
     """
-    return _default(spec, compressor, layout_size, by_measurement=True)
-
-
-def default_of_release_0_1(spec: AlgorithmSpec, compressor: BoundedCompressor) -> float:
-    """Return the default of release 0.1, which runs that began with it keep. It took what sparse compressors keep from
-    the bound for the worst vector of 10,000 numbers, and of coarse modulo codes the largest stable rate."""
-    return _default(spec, compressor, 10_000, by_measurement=False)
-
-
-def _default(spec: AlgorithmSpec, compressor: BoundedCompressor, layout_size: int, *, by_measurement: bool) -> float:
     if spec.default_averaging_rate is not None:
         return spec.default_averaging_rate
     if isinstance(compressor, Modulo) and spec.modulo:
         # Coarse codes need the slack matrix.
-        rate = resting_rate if by_measurement else largest_stable_rate
-        return math.floor(100 * rate(compressor.bits, compressor.rounding)) / 100
+        return math.floor(100 * resting_rate(compressor.bits, compressor.rounding)) / 100
     if not spec.compresses or compressor.kind == "none":
         return 1.0
     if not spec.uses_averaging_rate:
@@ -53,7 +42,7 @@ def _default(spec: AlgorithmSpec, compressor: BoundedCompressor, layout_size: in
     kept, factor = bound.contraction, 2.5
     if kept is None:
         kept = 1.0 / (1.0 + (bound.variance or 0.0))
-    elif by_measurement and spec.memory is Memory.REPLICAS and isinstance(compressor, KeptValues):
+    elif spec.memory is Memory.REPLICAS and isinstance(compressor, KeptValues):
         # 2.4: the rate of the default configuration is that of release 0.1.
         kept, factor = compressor.fraction, 2.4
     if spec.memory is Memory.ERRORS:

@@ -40,9 +40,7 @@ from peer.state.checkpoints import arrays_of, entries_of
 from peer.state.disk import Buffer, Disk, Handle, cannot_be_written, replace
 
 VERSION = 6
-"""Version 2 has records of kinds 6 and 7, version 3 those of kind 8, and names in those of kind 2 who was left out,
-version 4 those of kind 9, version 5 those of kind 10, version 6 those of kind 11; journals of older versions are read
-and gone on with."""
+"""Release 0.2.0 wrote it, too. Lower versions, of release 0.1 and before, lack some kinds of records."""
 
 _MAGIC = b"SOTTOJNL"
 _FILE = struct.Struct("<8sHI")
@@ -369,8 +367,9 @@ def _read_header(name: str, data: memoryview) -> tuple[Mapping[str, Any], int, i
             raise ValueError
     except (struct.error, ValueError):
         raise StateError(f"{name}: is not a journal, or is damaged at its beginning") from None
-    if not 1 <= version <= VERSION:
-        raise StateError(f"{name}: has version {version}, but this release reads 1 to {VERSION}")
+    if version != VERSION:
+        problem = "a later release wrote it" if version > VERSION else "release 0.2 reads it, and writes this version"
+        raise StateError(f"{name}: has version {version}, but this release reads {VERSION}; {problem}")
     try:
         header = parse_json(bytes(data[_FILE.size : end]))
     except ValueError as error:

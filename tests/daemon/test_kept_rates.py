@@ -24,7 +24,7 @@ def settled(folder: Path, rate: float | None = None) -> float:
 
 def test_a_new_run_keeps_the_default_that_it_began_with(tmp_path: Path) -> None:
     assert settled(tmp_path) == 0.24
-    (tmp_path / FILE).write_text('{"averaging_rate": 0.125}')
+    (tmp_path / FILE).write_text('{"averaging_rate": 0.125, "first_theta": 2.0}')
     assert settled(tmp_path) == 0.125
 
 
@@ -35,9 +35,15 @@ def test_the_configuration_overrules_and_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("round_", [0, 20])
-def test_a_state_folder_without_a_rate_has_the_default_of_release_0_1(tmp_path: Path, round_: int) -> None:
+def test_a_run_that_lost_its_rates_or_is_of_release_0_1_is_refused_until_they_are_set(
+    tmp_path: Path, round_: int
+) -> None:
     begin(RealDisk(tmp_path), round_)
-    assert settled(tmp_path) == 0.048
+    with pytest.raises(StateError, match=r"rates\.json is missing in a run that has begun.*set algorithm\.averaging"):
+        settled(tmp_path)
+    with pytest.raises(StateError, match=r"algorithm\.theta_value"):
+        first_theta(tmp_path, averaging_rate=0.048)
+    assert settled(tmp_path, 0.048) == 0.048
     assert settled(tmp_path) == 0.048
 
 
@@ -54,24 +60,6 @@ def test_a_new_run_begins_with_a_small_theta_where_it_adapts(tmp_path: Path) -> 
     assert first_theta(tmp_path, theta="constant") == 2.0
 
 
-EARLIER = pytest.mark.parametrize("round_", [0, 20, None])
-"""From which round on an earlier release has left a journal; None: it has left its rates alone."""
-
-
-def left_behind(folder: Path, round_: int | None, rates: str) -> None:
-    if round_ is None:
-        (folder / FILE).write_text(rates)
-    else:
-        begin(RealDisk(folder), round_)
-
-
-@EARLIER
-def test_a_run_of_an_earlier_release_keeps_its_first_theta(tmp_path: Path, round_: int | None) -> None:
-    left_behind(tmp_path, round_, '{"averaging_rate": 1.0}')
-    assert first_theta(tmp_path) == 2.0
-    assert first_theta(tmp_path) == 2.0
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -80,6 +68,7 @@ def test_a_run_of_an_earlier_release_keeps_its_first_theta(tmp_path: Path, round
         "[]",
         '{"averaging_rate": 2.0}',
         '{"averaging_rate": "much"}',
+        '{"averaging_rate": 0.5}',
         '{"averaging_rate": 0.5, "first_theta": 0}',
         '{"averaging_rate": 0.5, "float32_weight_gradients": 1}',
     ],
@@ -102,20 +91,20 @@ def test_a_new_run_sums_weight_gradients_in_float32(tmp_path: Path) -> None:
     assert float32_weight_gradients(tmp_path)
 
 
-@EARLIER
-def test_a_run_of_an_earlier_release_keeps_its_rounding(tmp_path: Path, round_: int | None) -> None:
-    left_behind(tmp_path, round_, '{"averaging_rate": 0.24, "first_theta": 0.01}')
-    assert not float32_weight_gradients(tmp_path)
-    begin(RealDisk(tmp_path), 40)
-    assert not float32_weight_gradients(tmp_path)
+OF_RELEASE_0_2 = '{"averaging_rate": 0.24, "first_theta": 0.01}'
 
 
-@EARLIER
-def test_the_classes_of_a_run_of_an_earlier_release_keep_their_numbers(tmp_path: Path, round_: int | None) -> None:
+def test_a_run_of_release_0_2_keeps_its_rounding_and_the_numbers_of_its_classes(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(OF_RELEASE_0_2)
+    for round_ in (0, 40):
+        begin(RealDisk(tmp_path), round_)
+        kept = settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path))
+        assert not kept.float32_weight_gradients
+        assert not kept.normal_class_order
+
+
+def test_a_new_run_keeps_the_normal_order_of_its_classes(tmp_path: Path) -> None:
     new = settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path))
     assert new.normal_class_order
-    assert settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path)) == new, "also once it has begun"
-    (tmp_path / FILE).unlink()
-    left_behind(tmp_path, round_, '{"averaging_rate": 0.24, "first_theta": 2.0}')
-    for _ in range(2):
-        assert not settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path)).normal_class_order
+    begin(RealDisk(tmp_path))
+    assert settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path)) == new

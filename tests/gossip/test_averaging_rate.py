@@ -10,7 +10,7 @@ import pytest
 from peer import compress
 from peer.compress import FloatArray, TopK, decompress
 from peer.gossip import ALGORITHMS
-from peer.gossip.averaging_rate import default_averaging_rate, default_of_release_0_1
+from peer.gossip.averaging_rate import default_averaging_rate
 from tests.compress.vectors import GivenDraws
 
 QUANT_SGP = ALGORITHMS["quant-sgp"].spec
@@ -32,18 +32,12 @@ def test_the_rate_with_replicas_follows_the_fraction_alone(
         ("choco-sgd", "qsgd", {"bits": 2}, 0.073),
         ("quant-sgp", "ternary", {}, 0.05),
         ("choco-sgd", "random_k", {"fraction": 0.1, "unbiased": True}, 0.25),
-        ("quant-sgp", "top_k", {"fraction": 0.1, "value_bits": 4}, 0.048),
-        ("quant-sgp", "top_k", {"fraction": 0.02}, 0.05),
         ("sparse-push", "top_k", {"fraction": 0.1, "value_bits": 4}, 0.02),
         ("d2", "none", {}, 0.5),
     ],
 )
-def test_runs_of_release_0_1_keep_its_rates(algorithm: str, kind: str, settings: dict[str, Any], rate: float) -> None:
-    spec, compressor = ALGORITHMS[algorithm].spec, compress.build(kind, **settings)
-    assert default_of_release_0_1(spec, compressor) == rate
-    if (algorithm, kind) != ("quant-sgp", "top_k"):
-        # What did not change since.
-        assert default_averaging_rate(spec, compressor) == rate
+def test_rates_stay_what_they_were(algorithm: str, kind: str, settings: dict[str, Any], rate: float) -> None:
+    assert default_averaging_rate(ALGORITHMS[algorithm].spec, compress.build(kind, **settings)) == rate
 
 
 @pytest.mark.parametrize("value_bits", range(1, 9))

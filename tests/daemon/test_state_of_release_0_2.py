@@ -1,4 +1,4 @@
-"""What release 0.1 wrote is read: state folders of peers that were killed, which lead to the same bits, and
+"""What release 0.2 wrote is read: state folders of peers that were killed, which lead to the same bits, and
 configurations."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peer.config import load
 from peer.daemon.process import open_peer
 from peer.ops.local_cluster import free_ports
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "release_0_1"
+FOLDER = Path(__file__).parents[1] / "fixtures" / "release_0_2"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((FOLDER / "expected.json").read_text())
 READ: dict[str, dict[str, Any]] = json.loads((FOLDER / "configurations.json").read_text())
 
@@ -42,7 +42,7 @@ def digest(peer: Any) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_killed_peers_of_release_0_1_resume_and_finish(name: str, tmp_path: Path) -> None:
+def test_killed_peers_of_release_0_2_resume_and_finish(name: str, tmp_path: Path) -> None:
     expected = EXPECTED[name]
     peers = [open_peer(load(file, environment={}), file.parent) for file in unpacked(name, tmp_path)]
     try:
@@ -63,7 +63,7 @@ def test_killed_peers_of_release_0_1_resume_and_finish(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", sorted(READ))
-def test_a_configuration_of_release_0_1_means_the_same(name: str) -> None:
+def test_a_configuration_of_release_0_2_means_the_same(name: str) -> None:
     config = load(FOLDER / f"{name}.toml", environment={})
     assert config.run_digest() == READ[name]["run_digest"]
     values = config.model_dump(mode="json")
