@@ -65,7 +65,9 @@ def init(num_peers: int, options: list[str], *, adds: bool = False) -> int:
     mark, made_in = AUTHORITY / "cluster.json", AUTHORITY / "kits"
     wanted = {"peers": num_peers, "options": options}
     made = json.loads(mark.read_text()) if mark.exists() else None
+    volumes = [KITS / f"peer-{index}" for index in range(num_peers)]
     if made == wanted and not adds:
+        link_states(made_in, volumes)
         return 0
     if made is not None and not (adds and made["options"] == options and made["peers"] <= num_peers):
         say(
@@ -76,15 +78,22 @@ def init(num_peers: int, options: list[str], *, adds: bool = False) -> int:
             "another name (--project-name). Only `down --volumes` forgets this one, with its models."
         )
         return _USAGE
-    volumes = [KITS / f"peer-{index}" for index in range(num_peers)]
     if not all(volume.is_dir() for volume in volumes):
         mounted = len(list(KITS.glob("peer-*")))
         say(f"docker-compose.yml has volumes for {mounted} peers, not for {num_peers}")
         return _USAGE
     code = write_kits(made_in, volumes, options) if made is None else add_kits(made_in, volumes)
     if code == 0:
+        link_states(made_in, volumes)
         mark.write_text(json.dumps(wanted))
     return code
+
+
+def link_states(made_in: Path, volumes: list[Path]) -> None:
+    """Let the operator's kits lead to what peers leave on disk: one that has finished answers nobody any more."""
+    for volume in volumes:
+        if not (state := made_in / volume.name / "state").is_symlink():
+            state.symlink_to(volume / "state")
 
 
 def write_kits(made_in: Path, volumes: list[Path], options: list[str]) -> int:
@@ -126,6 +135,8 @@ def copy_kit(kit: Path, volume: Path) -> None:
     """Copy what a folder holds into a volume, which may belong to another user."""
     # Last the file by which a kit is known to be complete.
     for file in sorted(kit.iterdir(), key=lambda file: file.name == "peer.toml"):
+        if file.is_symlink() and file.name == "state":
+            continue  # It leads into the volume.
         if file.is_dir():
             shutil.copytree(file, volume / file.name, dirs_exist_ok=True)
         else:

@@ -68,6 +68,7 @@ def test_each_container_mounts_its_own_volume_and_only_the_operators_the_keys_of
         assert mounted[peer] == {f"{peer}:/kits/{peer}"}
         assert services[peer]["environment"]["SOTTO_PEER_INDEX"] == index
     assert mounted["init"] == {"authority:/authority", *(f"{peer}:/kits/{peer}" for peer in peers)}
+    assert mounted["operator"] == {"authority:/authority", *(f"{peer}:/kits/{peer}:ro" for peer in peers)}
     assert {name for name, volumes in mounted.items() if "authority:/authority" in volumes} == {"init", "operator"}
     # A volume takes over the owner of the folder that it is mounted on.
     assert "$(seq -f /kits/peer-%g 0 7)" in DOCKERFILE
@@ -139,7 +140,11 @@ def test_a_cluster_is_made_once_and_another_one_refused(
     assert keys == {"authority/kits/ca.key", "authority/kits/operator.key", *own}
     assert all(stat.S_IMODE((tmp_path / key).stat().st_mode) == 0o600 for key in keys)
     before = (kits / "peer-1" / "peer.pem").read_bytes()
+    # A release that did not have it made the cluster.
+    (authority / "kits" / "peer-0" / "state").unlink()
     assert container.init(2, ["--algorithm", "sgp"]) == 0
+    for peer in ("peer-0", "peer-1"):
+        assert (authority / "kits" / peer / "state").readlink() == kits / peer / "state"
     assert (kits / "peer-1" / "peer.pem").read_bytes() == before
     assert container.init(3, []) == 2
     assert "a cluster of 2 peers" in capsys.readouterr().err
@@ -182,6 +187,10 @@ def test_kits_are_added_to_a_cluster_when_that_is_asked_for(
         assert config["peers"][index]["advertise"] == f"peer-{index}:7700"
         load_credentials(config_of(kits, index).security, kits / f"peer-{index}", f"peer-{index}")
         assert not (authority / "kits" / f"peer-{index}" / "peer.key").exists()
+        # How a peer has ended that answers nobody any more.
+        (kits / f"peer-{index}" / "state").mkdir(exist_ok=True)
+        (kits / f"peer-{index}" / "state" / "model.safetensors").touch()
+        assert (authority / "kits" / f"peer-{index}" / "state" / "model.safetensors").exists()
     after = {file: file.read_bytes() for file in kits.rglob("*") if file.is_file()}
     changed_files = {file for file, content in before.items() if after[file] != content}
     assert changed_files == {kits / "peer-1" / "peer.key", kits / "peer-1" / "peer.pem"}
