@@ -148,8 +148,10 @@ def test_an_operator_is_told_who_left_who_is_cut_off_and_who_finished(site: Site
     assert summary["peer_states"] == {"peer-0": "running", "peer-1": "left", "peer-2": "running"}
     assert summary["members"] == [0, 2]
 
-    # One is cut off: nobody says that it has left, so that it is unreachable, and its figures up to now are here.
+    # One is cut off: nobody says that it has left, so it is unreachable once its link is silent for the others, too,
+    # and its figures up to now are here.
     site.cut_off(2)
+    site.until(lambda: site.states()[2] != "connected")
     code, answers = site.status()
     assert (code, [answer["state"] for answer in answers]) == (6, ["running", "left", "unreachable"])
     site.until(lambda: site.watched()["peers"] == ["running", "left", "unreachable"])
