@@ -18,6 +18,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -98,11 +99,11 @@ def listening() -> dict[int, int]:
     return {inode: port for _, inode, port in _listeners()}
 
 
-def stop_listening(inodes: frozenset[int]) -> None:
-    """Close the descriptors of this process that listen and have one of these inodes: in a fork, whose parent goes on
-    listening. The fork has no thread but this one, so that none of them changes meanwhile."""
-    for descriptor, inode, _ in _listeners():
-        if inode in inodes:
+def stop_listening(is_ours: Callable[[int, int], bool]) -> None:
+    """Close the descriptors of this process that listen and of which `is_ours(inode, port)`: in a fork, whose parent
+    goes on listening. The fork has no thread but this one, so that none of them changes meanwhile."""
+    for descriptor, inode, port in _listeners():
+        if is_ours(inode, port):
             os.close(descriptor)
 
 

@@ -19,7 +19,7 @@ small message with a ping of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from peer.config import TransportOptions
@@ -84,7 +84,9 @@ class Transport:
         self.port: int | None = None
         """The port that is listened on, once started."""
         self._listening: frozenset[int] = frozenset()
-        """Inodes of the sockets that listen on it."""
+        """Inodes of the sockets that listen on it; empty until they are known."""
+        self._others: Collection[int] | None = None
+        """Inodes of the sockets that listened before those; None before this peer listens."""
         self._listen, self._own_relay, self._security, self._options = listen, own_relay, security, options
         self._own_socket = own_socket
         self._closing = False
@@ -223,7 +225,14 @@ class Transport:
     def let_go_in_fork(self) -> None:
         """Close what a forked process has of the socket that is listened on: its parent listens, and whoever follows
         that must find the port free."""
-        tcp_info.stop_listening(self._listening)
+        tcp_info.stop_listening(self._is_own_listener)
+
+    def _is_own_listener(self, inode: int, port: int) -> bool:
+        if self._listening:
+            return inode in self._listening
+        if self._listen is None or self._others is None or inode in self._others:
+            return False
+        return port == (self.port or split_address(self._listen, key="peer.listen")[1])
 
     # -- neighbours --
 
@@ -342,10 +351,11 @@ class Transport:
             # without, a path that is too long) callers take the port.
             server.bind(f"unix:{self._own_socket}", self._security)
         if self._listen:
-            before = tcp_info.listening()
+            # A loader of the script may fork its workers right after this line, in another thread.
+            self._others = tcp_info.listening().keys()
             self.port = bind(server, self._listen, self._security)
             now = tcp_info.listening().items()
-            self._listening = frozenset(inode for inode, port in now if port == self.port and inode not in before)
+            self._listening = frozenset(inode for inode, port in now if self._is_own_listener(inode, port))
         await server.start()
         self._server = server
 

@@ -149,7 +149,8 @@ def test_only_the_sockets_that_are_named_stop_listening() -> None:
             inode = os.fstat(ours.fileno()).st_ino
             assert tcp_info.listening()[inode] == port
             with socket.create_connection((host, port)) as caller, ours.accept()[0] as accepted:
-                tcp_info.stop_listening(frozenset((inode, os.fstat(accepted.fileno()).st_ino)))
+                named = (inode, os.fstat(accepted.fileno()).st_ino)
+                tcp_info.stop_listening(lambda inode, port: inode in named)
                 with pytest.raises(OSError, match="Bad file descriptor"):
                     ours.getsockname()
                 ours.detach()

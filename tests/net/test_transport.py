@@ -24,9 +24,12 @@ from peer.errors import (
     RemoteProtocolError,
     SecurityError,
 )
+from peer.net import tcp_info
+from peer.net import transport as transports
 from peer.net.control import call_control
 from peer.net.handler import MAX_BULLETIN_BYTES
 from peer.net.hello import PROTOCOL_MAX
+from peer.net.listener import bind
 from peer.net.neighbor import Neighbor
 from peer.net.rpc import StreamLost
 from peer.net.security.certificates import Role
@@ -775,3 +778,34 @@ def _python(*arguments: str) -> subprocess.Popen[str]:
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system knows no fork")
+@pytest.mark.parametrize("when", ["right after the port was bound", "later"])
+def test_a_fork_at_any_time_keeps_the_port_of_its_parent_from_nobody(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script's loader may fork its workers while another thread begins to listen; they outlive a script that is
+    killed, and who follows it wants the port. Other sockets are the script's."""
+    with socket.create_server(("127.0.0.2", 0)) as other:
+        port = other.getsockname()[1]
+        transport = build(0, Mind(), [], listen=f"127.0.0.1:{port}")
+
+        def fork() -> None:
+            if (child := os.fork()) == 0:
+                transport.let_go_in_fork()
+                os._exit([*tcp_info.listening()] != [os.fstat(other.fileno()).st_ino])
+            assert os.waitpid(child, 0)[1] == 0, "the fork listens on"
+
+        def bind_and_fork(*arguments: Any) -> int:
+            bound = bind(*arguments)
+            fork()
+            return bound
+
+        async def story() -> None:
+            if when != "later":
+                monkeypatch.setattr(transports, "bind", bind_and_fork)
+            async with running(transport):
+                fork()
+
+        asyncio.run(story())
