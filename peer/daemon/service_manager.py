@@ -16,6 +16,6 @@ def notify(state: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         try:
             channel.connect(target)
-            channel.send(state.encode())
+            channel.send(state.encode(errors="replace"))
         except OSError:
             return

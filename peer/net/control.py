@@ -26,7 +26,7 @@ from peer.net.handler import Handler
 from peer.net.hello import PROTOCOL_MAX, HelloInfo
 from peer.net.links import Links
 from peer.net.revocation_watch import RevocationWatch
-from peer.net.rpc import Caller, CallRefused, Channel, Server, Status, StreamLost
+from peer.net.rpc import LOCAL, Caller, CallRefused, Channel, Server, Status, StreamLost
 from peer.net.security.credentials import Access, Credentials
 from peer.net.security.proofs import CHALLENGE_BYTES, check_proof, prove
 from peer.net.services import CONTROL_SERVICE
@@ -34,8 +34,6 @@ from peer.net.unreachable import why_unreachable
 from peer.proto.sottovoce.v1 import control_pb2
 from peer.rate_limits import Allowance, Allowances
 
-LOCAL = "unix:"
-"""What stands before the path of a socket of this machine, in place of an address."""
 _MAX_ARGUMENTS = 64 * 1024
 _CANNOT_ANSWER = "it cannot answer this call, which is a bug; its log says more"
 _PROBE_TIMEOUT_S = 5.0
@@ -179,7 +177,7 @@ async def call_control(
     security: Access | None,
     timeout_s: float = 10.0,
 ) -> dict[str, Any]:
-    """Return what the peer `name` at `address` ("host:port", or LOCAL and a path) answers to one of CONTROL_VERBS, with
+    """Return what the peer `name` at `address` ("host:port", or a `socket_address`) answers to a control verb, with
     the fields of that answer (`peer.answers`) and no others.
 
     Raises PeerUnreachable; SecurityError if our credentials do not allow the call, or the peer does not prove with its

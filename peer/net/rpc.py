@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
-from urllib.parse import unquote
+from urllib.parse import quote_from_bytes, unquote
 
 # gRPC reads these when it is imported. Peers are exec'd, never forked; what matters is logged here in sentences.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -32,6 +32,9 @@ from peer.net.security.credentials import Access, TokenAccess
 Status = grpc.StatusCode
 Options = Sequence[tuple[str, int]]
 
+LOCAL = "unix:"
+"""What the address of a socket of this machine begins with."""
+
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
@@ -43,6 +46,12 @@ class StreamLost(Exception):
         if isinstance(error, grpc.aio.AioRpcError):
             details, self.status = error.details() or "", error.code()
         super().__init__(printable(details or type(error).__name__))
+
+
+def socket_address(path: str | os.PathLike[str]) -> str:
+    """Return the address of a socket of this machine. gRPC reads a URI, where "#", "?" and "%" mean something else, and
+    takes no path that is not UTF-8."""
+    return LOCAL + quote_from_bytes(os.fsencode(path))
 
 
 _LOSSES = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)

@@ -39,7 +39,7 @@ from peer.net.listener import Listener, bind, new_server
 from peer.net.neighbor import Neighbor, RelayAddress
 from peer.net.relay import RelayService
 from peer.net.revocation_watch import RevocationWatch
-from peer.net.rpc import Channel, DialledStream, Options, Server
+from peer.net.rpc import Channel, DialledStream, Options, Server, socket_address
 from peer.net.security.credentials import Access, Credentials
 from peer.net.services import PEER_SERVICE, RELAY_SERVICE
 from peer.net.tasks import Tasks
@@ -344,12 +344,12 @@ class Transport:
         self.relay.serve(server)
         if self._own_relay is not None:
             socket = self._tunnels.listening_socket
-            if not server.bind(f"unix:{socket}", self._security):
+            if not server.bind(socket_address(socket), self._security):
                 raise StateError(f"{socket}: no callers from a relay can be taken there; set TMPDIR to another folder")
         if self._listen and self._own_socket is not None and isinstance(self._security, Credentials):
             # gRPC counts the connections of each address that is listened on. Where no socket can be (a file system
             # without, a path that is too long) callers take the port.
-            server.bind(f"unix:{self._own_socket}", self._security)
+            server.bind(socket_address(self._own_socket), self._security)
         if self._listen:
             # A loader of the script may fork its workers right after this line, in another thread.
             self._others = tcp_info.listening().keys()

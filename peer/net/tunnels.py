@@ -21,7 +21,7 @@ from peer.errors import PeerUnreachable, RemoteError, StateError, remedy
 from peer.foreign_text import printable
 from peer.net.neighbor import RelayAddress
 from peer.net.relay import MAX_TUNNELS, PieceStream
-from peer.net.rpc import DialledStream, StreamLost
+from peer.net.rpc import DialledStream, StreamLost, socket_address
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1.relay_pb2 import Piece
 
@@ -113,7 +113,7 @@ class Tunnels:
             except (OSError, StateError) as error:
                 raise PeerUnreachable(f"no socket for the way to {peer} can be made: {error}") from None
             self._servers[peer, relay] = server
-        return f"unix:{self._servers[peer, relay].sockets[0].getsockname()}"
+        return socket_address(self._servers[peer, relay].sockets[0].getsockname())
 
     async def offer(self, relay: RelayAddress) -> None:
         """Wait at a relay for callers, one after the other, for as long as this peer runs."""

@@ -18,7 +18,8 @@ from peer.config import Config, PeerAddress
 from peer.errors import ConfigError, PeerUnreachable, RemoteError, SecurityError, SottoError
 from peer.gossip.membership import ChangeKind
 from peer.net.address import split_address
-from peer.net.control import LOCAL, call_control
+from peer.net.control import call_control
+from peer.net.rpc import socket_address
 from peer.net.security.certificates import Role, vouched_identity
 from peer.net.security.credentials import Access, Credentials, load_credentials
 from peer.net.security.orders import loss_order
@@ -231,7 +232,7 @@ def _own_socket(config: Config, base: Path) -> str | None:
     # Its folder is its owner's alone, and it may be that of a process that is gone.
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
         probe.connect(str(path))
-        return f"{LOCAL}{path}" if config.security.mode == "mtls" else None
+        return socket_address(path) if config.security.mode == "mtls" else None
     return None
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import os
 import platform
 import socket
@@ -29,6 +30,25 @@ def test_grpc_is_imported_in_one_place_where_its_environment_is_set_first() -> N
     source = importing[0].read_text()
     for variable in ("GRPC_ENABLE_FORK_SUPPORT", "GRPC_VERBOSITY", "GRPC_DNS_RESOLVER"):
         assert source.index(f'setdefault("{variable}"') < source.index("\nimport grpc\n")
+
+
+@pytest.mark.parametrize("name", ["job #2", "50%20off", "what?", "Ähre", os.fsdecode(b"caf\xe9")])
+def test_a_socket_is_where_its_path_says_whatever_that_holds(name: str, tmp_path: Path) -> None:
+    (folder := tmp_path / name).mkdir()
+    address = rpc.socket_address(folder / "own.sock")
+
+    async def story() -> None:
+        server = rpc.Server((), max_concurrent=8)
+        assert server.bind(address, None)
+        await server.start()
+        assert [*folder.iterdir()] == [folder / "own.sock"]
+        assert [*tmp_path.iterdir()] == [folder]
+        with pytest.raises(rpc.StreamLost) as lost:
+            await rpc.Channel(address, "ada", None).call("nobody", "Nothing", b"", timeout_s=20)
+        assert lost.value.status is rpc.Status.UNIMPLEMENTED, "somebody listens there"
+        await server.stop(0.0)
+
+    asyncio.run(story())
 
 
 WRAPPER = Path("/usr/lib") / f"{platform.machine()}-linux-gnu" / "libnss_wrapper.so"
