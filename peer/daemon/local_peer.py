@@ -19,7 +19,7 @@ from peer.daemon.kept_rates import settle_rates
 from peer.daemon.kept_secret import settle_privacy
 from peer.daemon.roster import Roster
 from peer.daemon.signed_statements import SignedStatements, statements_of
-from peer.errors import ConfigError
+from peer.errors import ConfigError, StateError
 from peer.net.security.certificates import utc_now
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.node.disk_state import Durability
@@ -68,6 +68,12 @@ class LocalPeer:
         self.access = load_credentials(config.security, base, self.name)
         if isinstance(self.access, Credentials):
             self._warn_of_expiry(self.access)
+        place = Path(config.state.directory)
+        if place.is_absolute() and not place.parent.is_dir():
+            # Made on another disk, it would begin the run anew: the neighbours would take its state for lost.
+            away = StateError(f"state.directory: {place.parent} does not exist; mount its disk, or make that folder")
+            away.may_pass = True
+            raise away
         # Before the data is read, which takes long, so that a second daemon on the same folder fails at once.
         self.folder = StateFolder(
             base / config.state.directory,

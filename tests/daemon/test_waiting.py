@@ -107,6 +107,16 @@ def test_a_peer_that_waits_for_its_data_holds_nothing_meanwhile(kit: Path, looks
         process.run(configured(kit, "training.task=mnist", "data.directory=/nowhere/mnist"), kit)
 
 
+def test_a_state_folder_on_a_disk_that_is_not_mounted_yet_is_not_made_elsewhere(
+    kit: Path, tmp_path: Path, looks: list[Callable[[], None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    looks.extend([lambda: None] * 2)
+    with pytest.raises(Looked):
+        process.run(configured(kit, f"state.directory={tmp_path}/usb/sotto/state"), kit)
+    assert "usb/sotto does not exist; mount its disk, or make that folder" in caplog.text
+    assert not (tmp_path / "usb").exists()
+
+
 def test_data_that_is_there_and_wrong_is_an_error_at_once(
     kit: Path, tmp_path: Path, looks: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
