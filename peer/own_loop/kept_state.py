@@ -20,6 +20,7 @@ from torch import nn
 
 from peer.errors import StateError, UsageError
 from peer.node.checkpoint_arrays import Arrays, group, grouped
+from peer.train.moving import fingerprint
 
 _TEXT = "values"
 """Name of the array that holds the JSON text."""
@@ -30,6 +31,13 @@ _BYTE_TYPES = {
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
 }
 """Types of tensors by name. Numpy lacks some of them, so that tensors are stored as bytes."""
+
+
+_SPARSE = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+}
+"""Layout of a sparse tensor → the tensors that it is made of."""
 
 
 def pack(value: object, place: str) -> dict[str, npt.NDArray[Any]]:
@@ -62,6 +70,11 @@ def _packed(value: object, place: str, arrays: dict[str, npt.NDArray[Any]]) -> o
             # Enumerations and their like would come back as plain numbers.
             if type(value) in (int, float):
                 return value
+        case torch.Tensor() if value.layout in _SPARSE:
+            parts = [getattr(value.detach(), part)() for part in _SPARSE[value.layout]]
+            kind = str(value.layout).removeprefix("torch.")
+            options = {"is_coalesced": value.is_coalesced()} if value.layout is torch.sparse_coo else {}
+            return {kind: [[_packed(part, place, arrays) for part in parts], list(value.shape), options]}
         case torch.Tensor():
             stored = _stored(_bytes_of(value, place), arrays)
             return {"tensor": [stored, str(value.dtype).removeprefix("torch."), list(value.shape)]}
@@ -117,6 +130,11 @@ def _unpacked(value: Any, arrays: Arrays) -> Any:
             if not arrays[name].size:
                 return torch.empty(shape, dtype=_BYTE_TYPES[dtype])
             return torch.from_numpy(arrays[name].copy()).view(_BYTE_TYPES[dtype]).reshape(shape)
+        case "sparse_coo" | "sparse_csr":
+            parts, shape, options = content
+            make = getattr(torch, f"{kind}_tensor")
+            tensors = (_unpacked(part, arrays) for part in parts)
+            return make(*tensors, tuple(shape), check_invariants=True, **options)
         case "numpy":
             name, dtype, shape = content
             array = arrays[name].copy().view(np.dtype(dtype)).reshape(shape)
@@ -256,6 +274,11 @@ class Kept:
                     return f"keep[{number}] ({self._kinds[number]})"
         return None
 
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the modules among the objects, by what they are called in sentences."""
+        named = enumerate(zip(self._given, self._kinds, strict=True))
+        return {f"keep[{k}] ({kind})": each for k, (each, kind) in named if isinstance(each, nn.Module)}
+
     def _packed(self, number: int) -> dict[str, npt.NDArray[Any]]:
         return pack(self._objects[number].state_dict(), f"keep[{number}].state_dict()")
 
@@ -280,3 +303,38 @@ class Kept:
                 raise StateError(
                     f"keep[{number}] ({kinds[number]}) does not take the state that it had: {error}"
                 ) from error
+
+
+class LooseValues:
+    """The numbers and tensors that modules hold as plain attributes: no state_dict has them, so a crash loses them."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+        self._before = self._now()
+
+    def changed(self) -> list[str]:
+        """Return, once for each, which of them have changed since the modules were given, but those that a module saves
+        in a way of its own."""
+        now = self._now()
+        found = [key for key, value in now.items() if key in self._before and self._before[key] != value]
+        for key in found:
+            del self._before[key]
+        saved = (
+            {name: {key.rpartition(".")[2] for key in each.state_dict()} for name, each in self._modules.items()}
+            if found
+            else {}
+        )
+        return [f"{name} of {whose}" for whose, name in found if name.rpartition(".")[2] not in saved[whose]]
+
+    def _now(self) -> dict[tuple[str, str], object]:
+        plain = nn.Module.get_extra_state
+        return {
+            (whose, f"{path}.{name}" if path else name): fingerprint(value)
+            if isinstance(value, torch.Tensor)
+            else (value,)
+            for whose, module in self._modules.items()
+            for path, part in module.named_modules()
+            if type(part).get_extra_state is plain
+            for name, value in vars(part).items()
+            if not name.startswith("_") and (type(value) in (int, float) or isinstance(value, torch.Tensor))
+        }

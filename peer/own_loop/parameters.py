@@ -92,9 +92,10 @@ class ExchangedParameters:
             self.check()
 
     def check(self) -> None:
-        """Raise UsageError if the model has other parameters than when it joined."""
-        now = self._exchanged_now()
-        added = next((name for name in now if name not in self._parameters), None)
+        """Raise UsageError if the model has other parameters than when it joined. Whether they require a gradient at
+        this moment does not count: scripts of two networks switch that off and on."""
+        now = dict(self.model.named_parameters())
+        added = next((name for name in self._exchanged_now() if name not in self._parameters), None)
         if added is not None:
             raise UsageError(
                 f"parameter {added} requires a gradient and did not when the script joined; build and unfreeze all of"
@@ -103,9 +104,7 @@ class ExchangedParameters:
             )
         for name, parameter in self._parameters.items():
             if name not in now:
-                raise UsageError(
-                    f"parameter {name} was removed or frozen after sottovoce.join; the others still train it"
-                )
+                raise UsageError(f"parameter {name} was removed after sottovoce.join; the others still train it")
             if now[name] is not parameter:
                 raise UsageError(
                     f"parameter {name} is another tensor than when the script joined; change values in place, as"
@@ -158,8 +157,8 @@ class ExchangedParameters:
             yield parameter, part.view(parameter.shape)
 
     def own(self) -> dict[str, torch.Tensor]:
-        """Return the private parameters that are trained, by name; not copies."""
-        return {name: each.detach() for name, each in self.private.items() if each.requires_grad}
+        """Return the private parameters by name; not copies."""
+        return {name: each.detach() for name, each in self.private.items()}
 
     def load_own(self, kept: Mapping[str, torch.Tensor]) -> None:
         """Set private parameters to what `own` returned. Raises StateError if they are those of another model."""
@@ -267,6 +266,10 @@ def _refuse_parameter(name: str, parameter: nn.Parameter) -> None:
         raise UsageError(f"parameter {name} has no shape yet (a lazy module); run one batch before sottovoce.join")
     if parameter.is_meta:
         raise UsageError(f"parameter {name} is on the meta device and has no values; load the model before it joins")
+    if parameter.is_inference():
+        raise UsageError(
+            f"parameter {name} was made under torch.inference_mode, so nothing can train it; leave that out"
+        )
     if parameter.is_quantized or hasattr(parameter, "quant_state"):
         raise UsageError(f"parameter {name} is quantized; join takes float32 parameters")
     if is_expanded(parameter):

@@ -24,7 +24,7 @@ from peer.errors import StateError, UsageError
 from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.own_loop.background import place
 from peer.own_loop.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
-from peer.own_loop.kept_state import Keepable, Kept, pack, unpack
+from peer.own_loop.kept_state import Keepable, Kept, LooseValues, pack, unpack
 from peer.own_loop.loop_steps import LoopSteps, Repeated, ScriptStep
 from peer.own_loop.meeting import End, Evaluate, Finish, Train
 from peer.own_loop.parameters import ExchangedParameters, Vector, factors_apart
@@ -85,6 +85,7 @@ class Peer:
                     f"keep[{number}] ({type(each).__name__}) holds {shared} of the model that joins, which is saved in"
                     " any case; leave it out of keep"
                 )
+        self._loose = LooseValues({"the model": self._parameters.model, **self._kept.modules()})
         self._copies = WeightCopies(keep, self._parameters.exchanged, every)
         without = not_in_files(self._parameters.model)
         if without:
@@ -391,6 +392,12 @@ class Peer:
         if displacement.any():
             self._copies.look_at_masters()
         self._look_for_moves(displacement)
+        for what in self._loose.changed():
+            log.warning(
+                "%s changes and is no part of its state_dict, so a crash would lose it: hold it in a buffer, or return"
+                " it by get_extra_state",
+                what,
+            )
         loss = self._mean_loss()
         repeats, self._repeats = self._repeats, None
         if repeats is not None:

@@ -53,7 +53,10 @@ def not_in_files(model: torch.nn.Module) -> list[str]:
             without.append(name)
         elif each.layout is not torch.strided or each.is_quantized or each.is_meta or each.dtype == torch.complex128:
             kind = f"{each.dtype} ({each.layout}{', meta' if each.is_meta else ''})"
-            raise DataError(f"{name} of the model is a tensor of {kind}, which cannot be written to a safetensors file")
+            raise DataError(
+                f"{name} of the model is a tensor of {kind}, which cannot be written to a safetensors file;"
+                " a buffer that is no part of the model is registered with persistent=False"
+            )
     return without
 
 

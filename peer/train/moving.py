@@ -17,16 +17,16 @@ Fingerprint = tuple[int, ...]
 
 
 class FrozenParameters:
-    """The parameters of a model that require no gradient."""
+    """The parameters of a model that require no gradient when training begins."""
 
     def __init__(self, model: nn.Module) -> None:
-        """They are where training begins."""
+        named = model.named_parameters()
+        self._start = {name: fingerprint(each) for name, each in named if not each.requires_grad}
         self._model = model
-        self._start = {name: fingerprint(each) for name, each in self._now()}
 
     def moved(self) -> dict[str, torch.Tensor]:
         """Return those that are others than at the start, by name; not copies. It takes one reading of all."""
-        return {name: each.detach() for name, each in self._now() if self._start.get(name) != fingerprint(each)}
+        return {name: each.detach() for name, each in self._now() if self._start[name] != fingerprint(each)}
 
     def restore_(self, kept: Mapping[str, torch.Tensor]) -> None:
         """Set parameters to what `moved` returned. Raises ValueError for those of another model."""
@@ -38,7 +38,7 @@ class FrozenParameters:
                 own[name].copy_(value)
 
     def _now(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, each) for name, each in self._model.named_parameters() if not each.requires_grad)
+        return ((name, each) for name, each in self._model.named_parameters() if name in self._start)
 
 
 def set_buffer_(model: nn.Module, name: str, value: torch.Tensor, *, persistent: bool = True) -> None:
@@ -52,7 +52,7 @@ def set_buffer_(model: nn.Module, name: str, value: torch.Tensor, *, persistent:
     except AttributeError:
         raise ValueError(f"the model has no module {path} for its buffer {leaf}") from None
     own = module._buffers.get(leaf)
-    if own is not None and own.shape == value.shape and own.dtype == value.dtype and not is_expanded(own):
+    if own is not None and own.shape == value.shape and own.dtype == value.dtype and _takes_values(own):
         with torch.no_grad():
             own.copy_(value)
         return
@@ -61,7 +61,7 @@ def set_buffer_(model: nn.Module, name: str, value: torch.Tensor, *, persistent:
     others = itertools.chain(module.parameters(), module.buffers(), model.parameters())
     beside = own if own is not None else next(others, None)
     # In memory of its own, which starts where operators expect it.
-    fresh = torch.empty_like(value, device=None if beside is None else beside.device).copy_(value)
+    fresh = value.to(value.device if beside is None else beside.device, copy=True)
     if leaf in module._buffers:
         module._buffers[leaf] = fresh
     else:
@@ -76,8 +76,9 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffer, value in values:
+        for buffer, value in values:
+            # What was made under inference mode is written to under it alone.
+            with torch.no_grad(), torch.inference_mode(buffer.is_inference()):
                 if buffer.shape != value.shape:
                     buffer.resize_(value.shape)
                 if not is_expanded(buffer):
@@ -86,6 +87,10 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
             if [*map(id, module._buffers.values())] != [*map(id, buffers.values())]:
                 module._buffers.clear()
                 module._buffers.update(buffers)
+
+
+def _takes_values(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not is_expanded(tensor) and not tensor.is_inference()
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:

@@ -21,6 +21,10 @@ def same(one: Any, other: Any) -> bool:
     """Return whether two values are equal, types included."""
     if type(one) is not type(other):
         return False
+    if isinstance(one, torch.Tensor) and one.layout is not torch.strided:
+        assert one.layout == other.layout
+        assert one.layout is not torch.sparse_coo or one.is_coalesced() == other.is_coalesced()
+        return same(one.to_dense(), other.to_dense())
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and one.shape == other.shape and bool(torch.equal(one, other))
     if isinstance(one, np.ndarray):
@@ -46,6 +50,9 @@ VALUES: list[Any] = [
     ],
     torch.randn(4, dtype=torch.complex64),
     torch.randn(3, 5).t(),
+    torch.randn(3, 4).relu().to_sparse(),
+    torch.sparse_coo_tensor(torch.tensor([[1, 1], [0, 0]]), torch.ones(2), (3, 3)),
+    torch.randn(3, 4).relu().to_sparse_csr(),
     np.arange(6, dtype=np.uint16).reshape(2, 3),
     np.float64(0.25),
     b"\x00\xff",

@@ -43,7 +43,7 @@ class Script:
         kept = [each.state_dict() for each in self.keep if isinstance(each, nn.Module)]
         tensors = [
             *self.model.parameters(),
-            *self.model.buffers(),
+            *(each.to_dense() for each in self.model.buffers()),
             *(each for state in kept for each in state.values()),
         ]
         return [each.detach().clone() for each in tensors]
@@ -134,6 +134,42 @@ def own_generators() -> Script:
     return Script(model, loss, keep=[torch_own, numpy_own, old, plain])
 
 
+class OfAGraph(nn.Module):
+    """With the edges of a graph, which the script draws anew now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+        self.register_buffer("edges", torch.eye(8).to_sparse(), persistent=False)
+        self.register_buffer("rows", torch.eye(8).to_sparse_csr(), persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.net(self.rows @ (self.edges @ inputs))
+
+
+def edges_that_change() -> Script:
+    model = OfAGraph()
+
+    def after() -> None:
+        if torch.rand(()) < 0.5:
+            model.edges = torch.rand(8, 8).sub(0.5).relu().to_sparse()
+
+    return of_model(model, after=after)
+
+
+def networks_in_turns() -> Script:
+    """One rests while the other is trained, and still does at the exchange, as in many adversarial pairs."""
+    model = nn.ModuleDict({"one": net(), "other": net()})
+
+    def loss(step: int) -> torch.Tensor:
+        model["one"].requires_grad_(True)
+        (model["other"](model["one"](torch.randn(8, 4)))).square().mean().backward()
+        model["one"].requires_grad_(False)
+        return (model["other"](model["one"](torch.randn(8, 4))) - 1).square().mean()
+
+    return Script(model, loss)
+
+
 SCRIPTS: dict[str, Callable[[], Script]] = {
     "momentum encoder": momentum_encoder,
     "a buffer that grows": lambda: a_buffer_that_grows("small"),
@@ -143,6 +179,8 @@ SCRIPTS: dict[str, Callable[[], Script]] = {
     "moving average": moving_average,
     "a loss with a state": a_loss_with_a_state,
     "generators": own_generators,
+    "a graph": edges_that_change,
+    "networks in turns": networks_in_turns,
 }
 
 
@@ -186,6 +224,90 @@ def train(
 def kit(folder: Path, *settings: str) -> Path:
     (file,) = write_kits(folder, 1, f"run.rounds={ROUNDS}", "algorithm.name=local", "graph.kind=complete", *settings)
     return file
+
+
+@pytest.mark.parametrize("private", [[], ["one.*"]], ids=["exchanged", "private"])
+def test_networks_in_turns_survive_a_stop_as_they_are(
+    tmp_path: Path, private: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = train(kit(tmp_path / "1"), networks_in_turns, ROUNDS * EVERY, private=private)
+    file = kit(tmp_path / "2")
+    train(file, networks_in_turns, 2 * EVERY + 1, private=private)
+    found = train(file, networks_in_turns, ROUNDS * EVERY, private=private)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert "frozen" not in caplog.text
+
+
+def test_what_changes_and_is_not_saved_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Counters and tensors that are plain attributes; not what `get_extra_state` or a state_dict of its own has."""
+
+    class Average(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.updates, self.decay, self.seen, self.nothing = 0, 0.9, torch.zeros(2), float("nan")
+
+        def update(self) -> None:
+            self.updates, self.seen = self.updates + 1, self.seen + 1
+
+    class Saves(Average):
+        def state_dict(self, *args: Any, **more: Any) -> dict[str, Any]:
+            return {"updates": torch.tensor(self.updates), "seen": self.seen}
+
+    def make() -> Script:
+        model, one, other = nn.Sequential(Scaled(), Average()), Average(), Saves()
+        inner = model[1]
+        inner.forward = lambda inputs: inputs
+
+        def after() -> None:
+            for each in (inner, one, other):
+                each.update()
+
+        return of_model(model, keep=[one, other], after=after)
+
+    train(kit(tmp_path), make, ROUNDS * EVERY)
+    told = [line.partition(" changes and is no part")[0] for line in caplog.messages if "is no part of its" in line]
+    assert sorted(told) == [
+        "1.seen of the model",
+        "1.updates of the model",
+        "seen of keep[2] (Average)",
+        "updates of keep[2] (Average)",
+    ]
+
+
+def test_buffers_that_a_validation_makes_are_no_obstacle(tmp_path: Path) -> None:
+    """Under inference mode it makes tensors that nothing outside of that may write to."""
+
+    class Caches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+            self.register_buffer("last", torch.zeros(4))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if not self.training:
+                self.last = inputs.mean(0)
+            return self.net(inputs)
+
+    def make() -> Script:
+        model = Caches()
+
+        @torch.inference_mode()
+        def after() -> None:
+            model.eval()(torch.randn(8, 4))
+            model.train()
+
+        return of_model(model, after=after)
+
+    @torch.inference_mode()
+    def evaluate(model: nn.Module) -> tuple[int, int]:
+        return int((model(torch.ones(4, 4)) > 0).sum()), 16
+
+    settings = "evaluation.every_rounds=1"
+    expected = train(kit(tmp_path / "1", settings), make, ROUNDS * EVERY, evaluate=evaluate)
+    file = kit(tmp_path / "2", settings)
+    train(file, make, 2 * EVERY + 1, evaluate=evaluate)
+    found = train(file, make, ROUNDS * EVERY, evaluate=evaluate)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
