@@ -16,6 +16,8 @@ _PLAIN = str.maketrans(
 def main() -> None:
     """Run the command line and exit."""
     _open_streams()
+    # One thread computes: NumPy's second one would sum in another order, and wait for the first by spinning.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Ctrl-C in the moment before the command line can deal with it just ends the process, without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from peer.cli import main as run

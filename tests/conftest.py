@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Before NumPy is imported: one thread computes, as in `sotto`. The threads of several workers wait for one another by
+# spinning, which took four times the processor time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from peer.ops.peer_processes import ForkServer
 from tests.browser import browser

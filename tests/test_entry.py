@@ -63,3 +63,31 @@ def test_no_file_gets_the_number_of_a_closed_stream(closed: int) -> None:
 def test_after_that_it_is_the_command_line() -> None:
     done = subprocess.run([sys.executable, "-m", "peer", "version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("sotto ")
+
+
+NUMBER_OF_THREADS = """
+import hashlib, sys
+import peer.cli
+
+def run():
+    import numpy as np
+    vector = np.random.default_rng(0).normal(size=1_000_000)
+    print(np.dot(vector, vector).hex())
+
+peer.cli.main = run
+from peer.entry import main
+main()
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core computes in one thread anyway")
+def test_numpy_computes_in_one_thread() -> None:
+    """A sum that several threads share has other bits, and a journal is repeated to the bit."""
+    without = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    one, two, unset = (
+        subprocess.run([sys.executable, "-c", NUMBER_OF_THREADS], capture_output=True, text=True, check=True, env=env)
+        for env in ({**without, "OPENBLAS_NUM_THREADS": "1"}, {**without, "OPENBLAS_NUM_THREADS": "2"}, without)
+    )
+    if one.stdout == two.stdout:
+        pytest.skip("this NumPy sums alike in one thread and in two")
+    assert unset.stdout == one.stdout
