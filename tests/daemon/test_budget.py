@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,12 +22,15 @@ from peer.state.journal import Begun, read_journal
 PEERS, ROUNDS = 3, 120
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, fork_server: ForkServer) -> Iterator[Cluster]:
+ROUND_KBYTES = 2.6
+"""In one round: between the smallest and the whole variant. With less or more, every decision would be the same."""
+
+
+@contextmanager
+def running(folder: Path, fork_server: ForkServer, *more: str) -> Iterator[Cluster]:
     config = load(
         environment={},
         overrides=[
-            f"run.rounds={ROUNDS}",
             "algorithm.name=quant-sgp",
             "graph.kind=directed-ring",
             "evaluation.every_rounds=0",
@@ -36,18 +40,30 @@ def cluster(tmp_path: Path, fork_server: ForkServer) -> Iterator[Cluster]:
             "transport.linger_s=10",
             "peer.min_step_s=0.05",
             "compressor.fraction=0.3",
-            # Between what the smallest and the whole variant take in rounds of 0.04 to 0.14 s: with less or more, every
-            # decision would be the same.
-            "compressor.budget_kbytes_per_s=35",
+            *more,
         ],
     )
-    running = Cluster(config, tmp_path, num_peers=PEERS, directory=tmp_path, fork_server=fork_server)
-    running.start()
-    yield running
-    for process in running.processes:
-        process.kill()
-        process.wait()
-    running.close()
+    cluster = Cluster(config, folder, num_peers=PEERS, directory=folder, fork_server=fork_server)
+    cluster.start()
+    try:
+        yield cluster
+    finally:
+        for process in cluster.processes:
+            process.kill()
+            process.wait()
+        cluster.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, fork_server: ForkServer) -> Iterator[Cluster]:
+    """Yield a cluster whose budget suits the rounds of this machine, as they were a moment ago."""
+    with running(tmp_path / "measured", fork_server, "run.rounds=25") as measured:
+        wait_for_round(measured, 25)
+        times = [record.time_s for record in measured.stores()[1].rounds()]
+    round_s = float(np.median(np.diff(times)))
+    budget = f"compressor.budget_kbytes_per_s={ROUND_KBYTES / round_s:.3g}"
+    with running(tmp_path / "run", fork_server, f"run.rounds={ROUNDS}", budget) as cluster:
+        yield cluster
 
 
 def wait_for_round(cluster: Cluster, round_: int) -> None:
