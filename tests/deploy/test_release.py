@@ -1,4 +1,4 @@
-"""The release workflow and the configuration of wheels name what exists."""
+"""The workflows and the configuration of wheels name what exists, and nothing is released that was not tested."""
 
 from __future__ import annotations
 
@@ -13,18 +13,37 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
+WORKFLOWS = ROOT / ".github" / "workflows"
+WORKFLOW, TESTS = WORKFLOWS / "release.yml", WORKFLOWS / "tests.yml"
 
 
-def test_every_job_of_the_workflow_can_begin() -> None:
-    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+@pytest.mark.parametrize("workflow", sorted(WORKFLOWS.glob("*.yml")), ids=lambda path: path.stem)
+def test_every_job_of_a_workflow_can_begin(workflow: Path) -> None:
+    jobs = yaml.safe_load(workflow.read_text())["jobs"]
+    targets = re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     for name, job in jobs.items():
         assert set(job.get("needs", ())) <= jobs.keys(), name
+        if "uses" in job:
+            assert (ROOT / job["uses"]).is_file(), name
+            continue
         for step in job["steps"]:
+            for target in re.findall(r"\bmake (\S+)", step.get("run", "")):
+                assert target in targets or target == ".venv/.ready-dev", step
+            for module in re.findall(r"python -m (tests\.\S+)", step.get("run", "")):
+                assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file(), step
             assert ("uses" in step) != ("run" in step), step
             assert "@" in step.get("uses", "@"), f"{step} takes whatever version there is"
             for script in re.findall(r"\bdeploy/\S+\.sh", step.get("run", "")):
                 assert os.access(ROOT / script, os.X_OK), script
+
+
+def test_pull_requests_and_releases_wait_for_the_suite() -> None:
+    tests, release = yaml.safe_load(TESTS.read_text()), yaml.safe_load(WORKFLOW.read_text())
+    # YAML 1.1 reads `on` as true.
+    assert {"pull_request", "push", "workflow_call"} <= tests[True].keys()
+    assert any(".ci/run" in step.get("run", "") for step in tests["jobs"]["suite"]["steps"])
+    assert release["jobs"]["tests"]["uses"] == f"./{TESTS.relative_to(ROOT)}"
+    assert "tests" in release["jobs"]["release"]["needs"]
 
 
 def test_wheels_are_tested_with_commands_that_exist() -> None:
