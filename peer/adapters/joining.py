@@ -22,6 +22,7 @@ log = logging.getLogger("sotto")
 class JoinOptions(TypedDict, total=False):
     """Further arguments of `sottovoce.join`."""
 
+    private: Sequence[str]
     meaning: Mapping[str, Sequence[str]]
     outer_momentum: float
     outer_learning_rate: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import inspect
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from peer.adapters.joining import JoinOptions
 from peer.cli import cli
 from peer.daemon import process
 from peer.daemon.releases import Releases
@@ -486,3 +488,8 @@ def test_a_run_that_goes_on_has_no_last_model(tmp_path: Path, caplog: pytest.Log
         peer.step()
         halve(model)
     assert "has replaced" not in caplog.text
+
+
+def test_callbacks_of_frameworks_take_every_argument_of_join() -> None:
+    named = {"model", "config", "every", "keep"}
+    assert JoinOptions.__annotations__.keys() == inspect.signature(sottovoce.join).parameters.keys() - named
