@@ -156,7 +156,10 @@ async def _copy(devices: Devices) -> None:
     shutil.copytree(kit, copy)
     devices.start(0)
     await devices.until(lambda: devices.is_there(0))
+    before = devices.daemons[0].loop.round
     await trains_on(devices, 0, 1, 2)
+    # While they could send again what the copy lacks, it would go on as well as the other one.
+    await devices.until(lambda: all(is_known_beyond(devices, each, 0, before, 0) for each in (1, 2)))
     # It dials the others, and listens elsewhere.
     config = copy / "peer.toml"
     config.write_text(re.sub(r"(?m)^(listen = .*):\d+", rf"\g<1>:{devices.ports[3]}", config.read_text(), count=1))
