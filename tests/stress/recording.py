@@ -18,14 +18,16 @@ from __future__ import annotations
 import errno
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from itertools import count
 from multiprocessing import Pool
 from pathlib import Path
 from random import Random
+from typing import Generic, TypeVar
 
 import click
 import numpy as np
@@ -58,7 +60,7 @@ ROUNDS, SAVE_EVERY = 20, 4
 FIRST, NEWCOMER = 4, 4
 """How many peers begin, and the number of the one that joins."""
 VICTIM = 1
-"""Whose process ends, who is late, who leaves and who is lost."""
+"""The peer whose process ends, that is late, that leaves, and that is lost."""
 LAYOUT = Layout.of_shapes(((7,), (3, 4), (1,)))
 
 
@@ -412,57 +414,75 @@ class Situation:
         return gossip.ALGORITHMS[self.algorithm].spec.asynchronous
 
 
-@dataclass
-class Rounds:
-    """Peers with rounds. A seed decides who does what next; time passes with each event."""
+P = TypeVar("P", RoundPeer, PairPeer)
 
-    situation: Situation
-    trace: Trace
-    peers: dict[int, RoundPeer] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        what = self.situation.what
-        self.random, self.now = Random(self.situation.algorithm), 0.0
-        self.changes = what in ("join", "leave", "loss")
-        self.late = LatePolicy(after_s=12.0, max_skipped=2) if what == "skip" else None
+class Cluster(ABC, Generic[P]):
+    """Processes of peers that can end and start again. A seed decides who does what next."""
+
+    def __init__(self, situation: Situation, trace: Trace, numbers: int) -> None:
+        self.situation, self.trace = situation, trace
+        self.random, self.now = Random(situation.algorithm), 0.0
         self.seen: set[str] = set()
-        """What is to have happened, and has."""
-        self.wake_at: dict[int, float | None] = {}
-        self.queues: dict[tuple[int, int], deque[tuple[float, int, bytes]]] = {}
-        self.gone: set[int] = set()
-        self.disks = {peer: Disk(self.trace, peer) for peer in range(FIRST + (what == "join"))}
-        if what == "end":
-            self.disks[VICTIM].ends_at = self.situation.at
-        for peer in self.disks:
-            self.start(peer)
+        """What was to happen, and has."""
+        self.peers: dict[int, P] = {}
+        self.disks = {peer: Disk(trace, peer) for peer in range(numbers)}
+        if situation.what == "end":
+            self.disks[VICTIM].ends_at = situation.at
 
-    def start(self, me: int) -> None:
-        """Start a process, again if it ends in that, and let it meet those that are there."""
+    @abstractmethod
+    def make(self, me: int) -> P:
+        """Make a peer, which recovers what is on its disk."""
+
+    def recover(self, me: int) -> P:
+        """Start a process, again if it ends in that."""
         while me not in self.peers:
             try:
-                self.peers[me] = RoundPeer(
-                    self.situation.algorithm,
-                    me,
-                    self.disks[me],
-                    numbers=len(self.disks),
-                    changes=self.changes,
-                    late=self.late,
-                )
+                self.peers[me] = self.make(me)
             except ProcessEnds:
                 self.ended(me)
         peer = self.peers[me]
         self.trace.add(me, "starts", peer.round, peer.recovered)
-        self.wake_at[me] = peer.recovered.wake_at
-        for other in sorted(self.peers.keys() - {me} - self.gone):
-            for a, b in ((me, other), (other, me)):
-                frames = self.peers[a].connected(b, self.peers[b].hello(a))
-                self.queues[a, b] = deque((self.now, *each) for each in frames)
-                self.trace.add(a, "meets", b, frames)
+        return peer
 
     def ended(self, me: int) -> None:
         self.trace.add(me, "ends")
         self.seen.add("end")
         self.peers.pop(me, None)
+
+
+class Rounds(Cluster[RoundPeer]):
+    """Peers with rounds. Time passes with each event."""
+
+    def __init__(self, situation: Situation, trace: Trace) -> None:
+        what = situation.what
+        super().__init__(situation, trace, FIRST + (what == "join"))
+        self.changes = what in ("join", "leave", "loss")
+        self.late = LatePolicy(after_s=12.0, max_skipped=2) if what == "skip" else None
+        self.wake_at: dict[int, float | None] = {}
+        self.queues: dict[tuple[int, int], deque[tuple[float, int, bytes]]] = {}
+        self.gone: set[int] = set()
+        for peer in self.disks:
+            self.start(peer)
+
+    def make(self, me: int) -> RoundPeer:
+        return RoundPeer(
+            self.situation.algorithm,
+            me,
+            self.disks[me],
+            numbers=len(self.disks),
+            changes=self.changes,
+            late=self.late,
+        )
+
+    def start(self, me: int) -> None:
+        """Start a process, and let it meet those that are there."""
+        self.wake_at[me] = self.recover(me).recovered.wake_at
+        for other in sorted(self.peers.keys() - {me} - self.gone):
+            for a, b in ((me, other), (other, me)):
+                frames = self.peers[a].connected(b, self.peers[b].hello(a))
+                self.queues[a, b] = deque((self.now, *each) for each in frames)
+                self.trace.add(a, "meets", b, frames)
 
     def do(self, me: int, call: Callable[[RoundPeer], Effects]) -> None:
         """Let a peer do something, and perform what comes of it. A process that ends in that starts again."""
@@ -545,37 +565,21 @@ class Rounds:
         self.do(issuer, lambda peer: peer.announce(kind, subject, self.now))
 
 
-@dataclass
-class Pairs:
+class Pairs(Cluster[PairPeer]):
     """Peers without rounds."""
 
-    situation: Situation
-    trace: Trace
-    peers: dict[int, PairPeer] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.random, self.now, self.has_ended = Random(self.situation.algorithm), 0.0, False
+    def __init__(self, situation: Situation, trace: Trace) -> None:
+        super().__init__(situation, trace, FIRST)
         self.last: dict[int, Effects] = {}
-        self.disks = {peer: Disk(self.trace, peer) for peer in range(FIRST)}
         self.links = {(a, b): deque[bytes]() for a in range(FIRST) for b in range(FIRST) if a != b}
-        if self.situation.what == "end":
-            self.disks[VICTIM].ends_at = self.situation.at
         for peer in self.disks:
             self.start(peer)
 
-    def start(self, me: int) -> None:
-        while me not in self.peers:
-            try:
-                self.peers[me] = PairPeer(self.situation.algorithm, me, self.disks[me])
-            except ProcessEnds:
-                self.ended(me)
-        self.last[me] = self.peers[me].recovered
-        self.trace.add(me, "starts", self.peers[me].round, self.last[me])
+    def make(self, me: int) -> PairPeer:
+        return PairPeer(self.situation.algorithm, me, self.disks[me])
 
-    def ended(self, me: int) -> None:
-        self.trace.add(me, "ends")
-        self.has_ended = True
-        self.peers.pop(me, None)
+    def start(self, me: int) -> None:
+        self.last[me] = self.recover(me).recovered
 
     def run(self) -> None:
         for turn in count():
@@ -585,7 +589,7 @@ class Pairs:
             if not any(busy) and not any(self.links.values()):
                 break
             assert turn < 100_000, [(peer.round, peer.is_open) for peer in self.peers.values()]
-        assert self.has_ended == (self.situation.what == "end"), f"{self.situation.name}: it never happened"
+        assert self.situation.what in {"wait", *self.seen}, f"{self.situation.name}: it never happened"
         for me, peer in sorted(self.peers.items()):
             assert peer.round == ROUNDS, f"{self.situation.name}: {me} ends at {peer.round}"
             self.trace.add(me, "holds", peer.state())
