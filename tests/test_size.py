@@ -16,6 +16,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import tokenize
 import tomllib
@@ -36,7 +37,7 @@ SLACK_LINES, SLACK = 50, 0.03
 SLACK_EXECUTED = 20
 GENERATED = ("peer/proto/",)
 RULES = ("C901", "D100", "D101", "D102", "D103", "D104", "D105", "D107", "PLR0912", "PLR0913", "PLR0915")
-"""Of Ruff: complexity, missing docstrings, branches, arguments, statements. Their violations are counted."""
+"""Rules of Ruff whose violations are counted: complexity, missing docstrings, branches, arguments, statements."""
 MARKS = {"fmt-skip": "# fmt: " + "skip", "type-ignore": "# type: " + "ignore"}
 ROUNDS, MOST_ROUNDS = 60, 55
 """A function belongs to a round if both peers call it in most rounds."""
@@ -257,8 +258,6 @@ def _budgets_at(commit: str) -> dict[str, int]:
 @click.option("--lower", is_flag=True, help="Write the numbers that are too far below their budgets.")
 @click.option("--since", metavar="COMMIT", help="Look for the reasons of what rose since a commit.")
 def main(lower: bool, since: str | None) -> None:
-    import tempfile
-
     budgets = read_budgets(BUDGETS.read_text("utf-8"))
     if since is not None:
         before = _budgets_at(since)
