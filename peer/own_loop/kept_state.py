@@ -257,12 +257,10 @@ class Kept:
 
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """Return the parameters of the model and of the modules among the objects, by names of their own."""
-        modules = {f"keep[{number}].": each for number, each in enumerate(self._given) if isinstance(each, nn.Module)}
-        return {
-            prefix + name: one
-            for prefix, module in {**modules, "": model}.items()
-            for name, one in module.named_parameters()
+        found = {
+            f"{what}.{name}": one for what, each in self.modules().items() for name, one in each.named_parameters()
         }
+        return {**found, **dict(model.named_parameters())}
 
     def changed_follower(self, arrays: Arrays) -> str | None:
         """Return the name of a scheduler or module that has another state than when `pack` returned this: these follow
@@ -319,11 +317,8 @@ class LooseValues:
         found = [key for key, value in now.items() if key in self._before and self._before[key] != value]
         for key in found:
             del self._before[key]
-        saved = (
-            {name: {key.rpartition(".")[2] for key in each.state_dict()} for name, each in self._modules.items()}
-            if found
-            else {}
-        )
+        touched = {whose for whose, _ in found}
+        saved = {each: {key.rpartition(".")[2] for key in self._modules[each].state_dict()} for each in touched}
         return [f"{name} of {whose}" for whose, name in found if name.rpartition(".")[2] not in saved[whose]]
 
     def _now(self) -> dict[tuple[str, str], object]:
