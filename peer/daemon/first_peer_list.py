@@ -16,9 +16,8 @@ from peer.errors import ConfigError, StateError
 from peer.state.disk import Disk, RealDisk
 from peer.state.kept_file import KeptFile
 
-FILE = "peers.json"
-_LIST = KeptFile[Sequence[PeerAddress]](
-    FILE,
+PEER_LIST = KeptFile[Sequence[PeerAddress]](
+    "peers.json",
     lambda peers: [peer.model_dump() for peer in peers],
     # What pydantic raises is a ValueError.
     lambda tree: [PeerAddress.model_validate(each) for each in tree],
@@ -41,7 +40,7 @@ def settle(config: Config, base: Path) -> Settled:
     Raises StateError if the folder belongs to another peer."""
     folder = base / config.state.directory
     # Opening a folder that cannot be one will say what is wrong with it.
-    kept = _LIST.read(RealDisk(folder)) if folder.is_dir() else None
+    kept = PEER_LIST.read(RealDisk(folder))
     if kept is None:
         return Settled(config, ())
     listed = {peer.name: peer for peer in config.peers}
@@ -59,8 +58,8 @@ def settle(config: Config, base: Path) -> Settled:
 
 def keep(disk: Disk, peers: Sequence[PeerAddress]) -> None:
     """Save the list that a run begins with beside its state, unless one is there. Raises StateError."""
-    if FILE not in disk.names():
-        _LIST.keep(disk, peers)
+    if PEER_LIST.name not in disk.names():
+        PEER_LIST.keep(disk, peers)
 
 
 def refuse_other_changes(old: Config, new: Config) -> None:

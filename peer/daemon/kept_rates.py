@@ -18,13 +18,8 @@ from peer.state.disk import Disk
 from peer.state.kept_file import KeptFile
 from peer.state.recovery import begun_round
 
-FILE = "rates.json"
 _RATE, _THETA, _SUMS = "averaging_rate", "first_theta", "float32_weight_gradients"
 _ORDER = "normal_class_order"
-_REMEDY = (
-    "restore it from a copy, or delete it and set algorithm.averaging_rate, and with a modulo code"
-    " algorithm.theta_value, to what the run began with"
-)
 
 
 class KeptRates(NamedTuple):
@@ -50,29 +45,34 @@ def _of_json(tree: Mapping[str, Any]) -> KeptRates:
     return found
 
 
-_RATES = KeptFile[KeptRates](
-    FILE,
+RATES = KeptFile[KeptRates](
+    "rates.json",
     lambda kept: dict(zip((_RATE, _THETA, _SUMS, _ORDER), kept, strict=True)),
     _of_json,
-    _REMEDY,
+    "restore it from a copy, or delete it and set algorithm.averaging_rate, and with a modulo code"
+    " algorithm.theta_value, to what the run began with",
 )
 
 
 def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> KeptRates:
     """Return the rates of the run that a state folder belongs to, and keep them there. The configuration overrules
     them. Raises StateError."""
-    kept, has_begun, options = _RATES.read(disk), begun_round(disk) is not None, config.algorithm
+    kept, options = RATES.read(disk), config.algorithm
     rate, theta = averaging_rate(config, compressor), first_theta(config)
     if kept is not None:
         rate = kept.averaging_rate if options.averaging_rate is None else rate
         theta = kept.first_theta if options.theta_value is None else theta
-    elif has_begun and (
-        options.averaging_rate is None or (options.theta_value is None and algorithm_spec(config).modulo)
-    ):
-        raise StateError(f"{FILE} is missing in a run that has begun, as under release 0.1; {_REMEDY}")
-    # What release 0.2 began is repeated with its rounding, and its classes keep their numbers.
-    newer = (not has_begun, not has_begun) if kept is None else (kept.float32_weight_gradients, kept.normal_class_order)
+        newer = kept[2:]
+    else:
+        has_begun = begun_round(disk) is not None
+        is_open = options.averaging_rate is None or (options.theta_value is None and algorithm_spec(config).modulo)
+        if has_begun and is_open:
+            raise StateError(
+                f"{RATES.name} is missing in a run that has begun, as under release 0.1; {RATES.if_damaged}"
+            )
+        # What release 0.2 began is repeated with its rounding, and its classes keep their numbers.
+        newer = (not has_begun, not has_begun)
     settled = KeptRates(rate, theta, *newer)
     if settled != kept:
-        _RATES.keep(disk, settled)
+        RATES.keep(disk, settled)
     return settled

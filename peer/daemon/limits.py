@@ -24,9 +24,8 @@ from peer.state.kept_file import KeptFile
 
 log = logging.getLogger("sotto")
 
-FILE = "usage.json"
-_USAGE = KeptFile(
-    FILE,
+USAGE = KeptFile(
+    "usage.json",
     asdict,
     lambda tree: Usage(str(tree["day"]), int(tree["day_bytes"]), int(tree["month_bytes"])),
     "restore it from a copy, or delete it to count this day and month from 0",
@@ -59,7 +58,7 @@ class Limits:
         self._options, self._disk, self._links = options, disk, links
         self._sync, self._wall_clock = sync, wall_clock
         self._zone = None if options.timezone == "local" else zoneinfo.ZoneInfo(options.timezone)
-        self._usage = self._saved = _USAGE.read(disk) or Usage()
+        self._usage = self._saved = USAGE.read(disk) or Usage()
         self._counted: dict[int, int] = {}
         """Neighbour → bytes of this process that are part of the usage."""
         self._reached: list[Reached] = []
@@ -153,7 +152,7 @@ class Limits:
 
     def _save(self) -> None:
         usage = self._usage
-        _USAGE.keep(self._disk, usage)
+        USAGE.keep(self._disk, usage)
         self._saved = usage
 
     def _look_at_device(self) -> Iterator[Reached]:

@@ -332,8 +332,7 @@ class Cluster:
         """Return what the peers chose to train in, by name, where each chooses."""
         found = {}
         for name, folder in zip(self.names, self.state_folders, strict=True):
-            choice = CHOSEN_PRECISION.read(RealDisk(folder)) if folder.is_dir() else None
-            if choice is not None:
+            if (choice := CHOSEN_PRECISION.read(RealDisk(folder))) is not None:
                 found[name] = choice
         return found
 

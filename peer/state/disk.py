@@ -147,7 +147,7 @@ class RealDisk:
     """A folder of the file system."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` exists."""
+        """`folder` exists, but for who only reads a file that may be there."""
         self.folder = folder
 
     def names(self) -> list[str]:

@@ -16,8 +16,6 @@ from peer.state.disk import Disk, RealDisk
 from peer.state.kept_file import KeptFile
 from peer.state.recovery import StateFiles
 
-FILE = "incarnation.json"
-
 
 @dataclass(frozen=True)
 class Incarnation:
@@ -37,7 +35,7 @@ def _of_json(tree: Mapping[str, Any]) -> Incarnation:
 
 
 _FILE = KeptFile[Incarnation](
-    FILE,
+    "incarnation.json",
     lambda kept: {"incarnation": kept.number, "begun": kept.is_begun},
     _of_json,
     "restore it from a copy, or rename the state folder: the peer then begins as one whose state is lost",
@@ -51,7 +49,7 @@ def read(disk: Disk) -> Incarnation:
 
 def read_folder(directory: Path) -> int:
     """Return which incarnation a state folder belongs to, which may not be there yet. Raises StateError."""
-    return read(RealDisk(directory)).number if directory.is_dir() else 0
+    return read(RealDisk(directory)).number
 
 
 def begin(disk: Disk, number: int) -> None:

@@ -29,11 +29,11 @@ class KeptFile(Generic[T]):
     indent: int | None = None
 
     def read(self, disk: Disk) -> T | None:
-        """Return what the file holds; None where there is none. Raises StateError."""
-        if self.name not in disk.names():
-            return None
+        """Return what the file holds; None where there is none, or no folder. Raises StateError."""
         try:
             return self.of_json(parse_json(disk.read(self.name)))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except OSError as error:
             raise StateError(f"{self.name} cannot be read: {error.strerror}; {remedy(error)}") from None
         except (ValueError, TypeError, KeyError, AttributeError):

@@ -173,8 +173,8 @@ class StateFiles:
 
 
 def begun_round(disk: Disk) -> int | None:
-    """Return the last round that the files of a peer show begun, as far as names tell, which end at a checkpoint; 0
-    where its first step is in the journal; None where the run has not begun. Raises StateError."""
+    """Return a round that a run has begun by what is in a state folder: that of its newest checkpoint, or 0 where the
+    journal before the first one holds a step. None where the run has not begun. Raises StateError."""
     files = StateFiles(disk, {}, keep=1, regular=0)
     journals = files.journal_rounds()
     newest = max([*files.checkpoints.rounds(), *journals], default=0)
@@ -190,8 +190,8 @@ def begin_anew(begun: int) -> str:
     if begun:
         return "begin a new run"
     return (
-        "begin a new run; or, if no other device has met this one, rename its state folder: it has begun round 0 alone,"
-        " and begins it anew"
+        "begin a new run; or, if no other device has met this one, rename its state folder, so that it begins round 0"
+        " anew"
     )
 
 

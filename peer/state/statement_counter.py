@@ -12,9 +12,8 @@ import threading
 from peer.state.disk import Disk
 from peer.state.kept_file import KeptFile
 
-FILE = "statements"
-_RESERVED = KeptFile[int](
-    FILE, int, int, "rename it, and check the clock of this device before you start the peer again"
+RESERVED = KeptFile[int](
+    "statements", int, int, "rename it, and check the clock of this device before you start the peer again"
 )
 _BLOCK = 1024
 
@@ -25,7 +24,7 @@ class StatementCounter:
     def __init__(self, disk: Disk, now: float) -> None:
         """`now`: seconds since 1970. Raises StateError if the file of the counter cannot be read."""
         self._disk, self._lock = disk, threading.Lock()
-        self._reserved = self._last = max(_RESERVED.read(disk) or 0, int(now * 1000))
+        self._reserved = self._last = max(RESERVED.read(disk) or 0, int(now * 1000))
 
     def next(self) -> int:
         """Return a number higher than all before. Raises StateError if it cannot be reserved."""
@@ -33,6 +32,6 @@ class StatementCounter:
             self._last += 1
             if self._last > self._reserved:
                 upto = self._last + _BLOCK
-                _RESERVED.keep(self._disk, upto)
+                RESERVED.keep(self._disk, upto)
                 self._reserved = upto
             return self._last

@@ -8,7 +8,8 @@ import pytest
 
 from peer.compress import TopK
 from peer.config import check
-from peer.daemon.kept_rates import FILE, settle_rates
+from peer.daemon import kept_rates
+from peer.daemon.kept_rates import RATES, settle_rates
 from peer.errors import StateError
 from peer.run_plan import build_compressor
 from peer.state.disk import RealDisk
@@ -24,8 +25,15 @@ def settled(folder: Path, rate: float | None = None) -> float:
 
 def test_a_new_run_keeps_the_default_that_it_began_with(tmp_path: Path) -> None:
     assert settled(tmp_path) == 0.24
-    (tmp_path / FILE).write_text('{"averaging_rate": 0.125, "first_theta": 2.0}')
+    (tmp_path / RATES.name).write_text('{"averaging_rate": 0.125, "first_theta": 2.0}')
     assert settled(tmp_path) == 0.125
+
+
+def test_a_start_reads_no_journal_where_the_rates_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its first checkpoint it may be long."""
+    assert settled(tmp_path) == 0.24
+    monkeypatch.setattr(kept_rates, "begun_round", None)
+    assert settled(tmp_path) == 0.24
 
 
 def test_the_configuration_overrules_and_is_kept(tmp_path: Path) -> None:
@@ -56,7 +64,7 @@ def test_a_new_run_begins_with_a_small_theta_where_it_adapts(tmp_path: Path) -> 
     assert first_theta(tmp_path) == 0.01
     assert first_theta(tmp_path, theta_value=0.5) == 0.5
     assert first_theta(tmp_path) == 0.5
-    (tmp_path / FILE).unlink()
+    (tmp_path / RATES.name).unlink()
     assert first_theta(tmp_path, theta="constant") == 2.0
 
 
@@ -74,7 +82,7 @@ def test_a_new_run_begins_with_a_small_theta_where_it_adapts(tmp_path: Path) -> 
     ],
 )
 def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / RATES.name).write_text(text)
     with pytest.raises(StateError, match="or delete it and set"):
         settled(tmp_path)
 
@@ -95,7 +103,7 @@ OF_RELEASE_0_2 = '{"averaging_rate": 0.24, "first_theta": 0.01}'
 
 
 def test_a_run_of_release_0_2_keeps_its_rounding_and_the_numbers_of_its_classes(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(OF_RELEASE_0_2)
+    (tmp_path / RATES.name).write_text(OF_RELEASE_0_2)
     for round_ in (0, 40):
         begin(RealDisk(tmp_path), round_)
         kept = settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path))

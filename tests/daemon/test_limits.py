@@ -171,7 +171,7 @@ def test_counts_survive_a_restart_and_count_nothing_twice(tmp_path: Path, clock:
 
 
 def test_damaged_counts_are_refused(tmp_path: Path, clock: Clock) -> None:
-    (tmp_path / limits.FILE).write_text('{"day": 3}')
+    (tmp_path / limits.USAGE.name).write_text('{"day": 3}')
     with pytest.raises(StateError, match="or delete it"):
         Looks(options(day_mbytes=10), tmp_path, Links(), clock)
 

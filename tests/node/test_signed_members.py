@@ -9,7 +9,7 @@ from peer.errors import StateError
 from peer.gossip.membership import ChangeKind
 from peer.node.disk_state import PeerRecovery
 from peer.node.statements import counter_of
-from peer.state.statement_counter import FILE, StatementCounter
+from peer.state.statement_counter import RESERVED, StatementCounter
 from tests.node.changing_members import Cluster
 from tests.state.failing_disk import FailingDisk, ProcessEnds
 
@@ -114,9 +114,9 @@ def test_no_counter_is_used_twice() -> None:
 def test_a_counter_that_cannot_be_reserved_signs_nothing() -> None:
     disk = FailingDisk()
     disk.full = True
-    with pytest.raises(StateError, match=FILE):
+    with pytest.raises(StateError, match=RESERVED.name):
         StatementCounter(disk, 1.0).next()
     disk = FailingDisk()
-    disk.create(FILE).append([b"no number"])
+    disk.create(RESERVED.name).append([b"no number"])
     with pytest.raises(StateError, match="damaged"):
         StatementCounter(disk, 1.0)

@@ -55,6 +55,13 @@ def test_what_is_kept_is_read_after_a_power_cut_too(name: str) -> None:
     assert file.read(disk) == VALUES[name]
 
 
+def test_where_no_folder_is_nothing_is_kept(tmp_path: Any) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "none", tmp_path / "file"):
+        assert CHOSEN_PRECISION.read(RealDisk(folder)) is None
+        assert incarnation.read_folder(folder) == 0
+
+
 @pytest.mark.parametrize("name", VALUES)
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"a"', "null", '{"a": 1}', "NaN", "[" * 600])
 def test_a_damaged_file_is_named_with_what_to_do(name: str, text: str, tmp_path: Any) -> None:
