@@ -109,6 +109,8 @@ class TrainingParts:
     """Topic → who judges notes about it, of those that only this way to train has."""
     progress: SignedProgress | None
     """None where nothing is signed."""
+    link_down: Callable[[], None]
+    """Is called when a link ended."""
     greetings: dict[str, Greeting]
     """The same of what a neighbour is told that is connected."""
 
@@ -202,7 +204,7 @@ def _assemble(
         operator=operator,
         notes=judges,
         greetings=greetings,
-        on_link_down=(lambda: None) if progress is None else progress.link_down,
+        on_link_down=training.link_down,
         why_no_changes=local.setup.why_no_changes,
         num_peers=local.setup.num_peers,
     )
@@ -419,6 +421,12 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         judges[LOST] = loss_watch.heard
     if equality is not None:
         judges[TOLD], greetings[TOLD] = equality.heard, equality.linked
+
+    def link_down() -> None:
+        member_links.link_down()
+        if progress is not None:
+            progress.link_down()
+
     return TrainingParts(
         loop=loop,
         saver=saver,
@@ -428,6 +436,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         linked=member_links.linked,
         notes=judges,
         progress=progress,
+        link_down=link_down,
         greetings=greetings,
     )
 
@@ -471,6 +480,7 @@ def _pair_parts(common: CommonParts) -> TrainingParts:
         linked=lambda: neighbors.all,
         notes={},
         progress=progress,
+        link_down=(lambda: None) if progress is None else progress.link_down,
         greetings={},
     )
 

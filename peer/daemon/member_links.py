@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
@@ -93,6 +94,24 @@ class MemberLinks:
         there = self._neighbors.transport.neighbors - {*but_anew}
         for peer in sorted({*self.linked()} - there):
             self._neighbors.transport.add_neighbor(self._roster.neighbor(peer))
+
+    def link_down(self) -> None:
+        """Soon end the search for peers that nothing has to go to any more, as if this process began now.
+
+        A neighbour of an earlier graph that has been started again would refuse this peer for ever.
+        """
+
+        def drop() -> None:
+            transport = self._neighbors.transport
+            if self._membership.members is not None:
+                # A change of the members makes neighbours of those before it and of those after it.
+                self._neighbors.set_partners(*self._membership.partners())
+            for peer in sorted(transport.neighbors - {*self.linked()}):
+                if not transport.is_up(peer):
+                    transport.remove_neighbor(peer, "")
+
+        # Not from within a callback of the transport.
+        asyncio.get_running_loop().call_soon(drop)
 
     def drop_former(self) -> None:
         """End the search for peers under numbers that they had before."""

@@ -251,8 +251,9 @@ class Transport:
             self._dial(neighbor)
 
     def remove_neighbor(self, index: int, reason: str) -> None:
-        """Drop a neighbour and send it the reason, now and whenever it calls."""
-        if (neighbor := self._links.neighbors.get(index)) is not None:
+        """Drop a neighbour and send it the reason, now and whenever it calls; where that is empty, nothing is held
+        against it, and it is a caller like any other."""
+        if reason and (neighbor := self._links.neighbors.get(index)) is not None:
             self._admission.dropped[neighbor.name] = reason
         self._links.remove(index, reason)
 

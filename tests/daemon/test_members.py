@@ -206,6 +206,10 @@ class Devices:
         assert isinstance(loop, RoundLoop)
         return loop.durable.links
 
+    def linked(self, peer: int) -> set[int]:
+        """Return whom a peer has or seeks a link to."""
+        return set(self.daemons[peer].neighbors.transport.neighbors)
+
     def members(self, peer: int) -> list[str]:
         found: list[str] = self.status(peer)["members"]
         return found
@@ -294,6 +298,28 @@ async def _join_unlisted(devices: Devices) -> None:
     assert await devices.tasks[garage] == 0
     await devices.until(lambda: devices.members(0) == ["peer-0", "peer-1", "peer-2"])
     await devices.stop(0, 1, 2)
+
+
+@pytest.mark.slow
+def test_nobody_looks_for_a_neighbour_of_an_earlier_graph_for_ever(tmp_path: Path) -> None:
+    use_one_thread()
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=3, options=["graph.kind=ring"]).run(_lose_an_edge)
+
+
+async def _lose_an_edge(devices: Devices) -> None:
+    await devices.train(0, 1, 2, beyond=0)
+    assert devices.linked(0) == {1, 2}
+    await devices.train(devices.sign("garage"), beyond=0)
+    # Of four on a ring, 0 and 2 are no neighbours. Their link stays, since something may still have to go.
+    await devices.until(lambda: not any(devices.participant(peer).membership.coming_changes for peer in range(4)))
+    await devices.until(lambda: not devices.links(0).out[2].backlog and not devices.links(2).out[0].backlog)
+    assert devices.linked(0) == {1, 2, 3}
+    await devices.kill(2)
+    devices.start(2)
+    await devices.until(lambda: devices.is_there(2) and devices.linked(0) == devices.linked(2) == {1, 3})
+    begun = devices.participant(0).round
+    await devices.until(lambda: all(devices.participant(peer).round > begun + 3 for peer in range(4)))
+    await devices.stop(0, 1, 2, 3)
 
 
 @pytest.mark.slow
