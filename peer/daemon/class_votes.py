@@ -255,7 +255,7 @@ class ClassVotes:
             self._notes = {peer: note for peer, note in (kept or {}).items() if peer in self._voters}
             self._votes = {peer: self._decoded(note) for peer, note in self._notes.items()}
         except RemoteProtocolError:
-            raise CLASS_VOTES.damaged() from None
+            raise CLASS_VOTES.damaged(self._disk) from None
         if kept is not None and not self.missing:
             self._settle()
         elif (begun := begun_round(self._disk)) is not None:

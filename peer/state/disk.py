@@ -84,6 +84,9 @@ class Disk(Protocol):
     def rename(self, old: str, new: str) -> None: ...
     def unlink(self, name: str) -> None: ...
     def sync_folder(self) -> None: ...
+    def where(self, name: str) -> str:
+        """Return what to call a file in a sentence for people, who may have several such folders."""
+        ...
 
 
 def cannot_be_written(name: str, error: Exception) -> StateError:
@@ -149,6 +152,9 @@ class RealDisk:
     def __init__(self, folder: Path) -> None:
         """`folder` exists, but for who only reads a file that may be there."""
         self.folder = folder
+
+    def where(self, name: str) -> str:
+        return str(self.folder / name)
 
     def names(self) -> list[str]:
         return os.listdir(self.folder)

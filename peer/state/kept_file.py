@@ -35,18 +35,18 @@ class KeptFile(Generic[T]):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise StateError(f"{self.name} cannot be read: {error.strerror}; {remedy(error)}") from None
+            raise StateError(f"{disk.where(self.name)} cannot be read: {error.strerror}; {remedy(error)}") from None
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise self.damaged() from None
+            raise self.damaged(disk) from None
 
     def keep(self, disk: Disk, value: T) -> None:
         """Write the file. Raises StateError."""
-        with writing(self.name):
+        with writing(disk.where(self.name)):
             replace(disk, self.name, [json.dumps(self.to_json(value), indent=self.indent).encode()])
 
-    def damaged(self) -> StateError:
+    def damaged(self, disk: Disk) -> StateError:
         """Return the error for a file that holds something else than what was written."""
-        return StateError(f"{self.name} is damaged; {self.if_damaged}")
+        return StateError(f"{disk.where(self.name)} is damaged; {self.if_damaged}")
 
 
 def notes_to_json(notes: Mapping[int, bytes]) -> dict[str, str]:

@@ -79,6 +79,9 @@ class FailingDisk:
         self.happens(f"unlink {name}")
         self._now.pop(name, None)
 
+    def where(self, name: str) -> str:
+        return name
+
     def sync_folder(self) -> None:
         self.happens("sync_folder")
         self._after_power_cut = dict(self._now)

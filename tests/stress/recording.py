@@ -158,6 +158,9 @@ class Disk:
         self.happens("unlink", name)
         self._files.pop(name, None)
 
+    def where(self, name: str) -> str:
+        return name
+
     def sync_folder(self) -> None:
         self.happens("sync", "folder")
 
