@@ -13,6 +13,8 @@ from peer.errors import ConfigError, remedy
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 """Of a host, or of a peer."""
+_MAX_LABEL, _MAX_HOST = 63, 253
+"""Of DNS: characters between two dots, and in all."""
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 RESERVED_NAMES = frozenset({"operator"})
 """Names that no peer is given, in lower case."""
@@ -25,6 +27,11 @@ def split_address(address: str, *, key: str) -> tuple[str, int]:
     if not colon or not host or not is_port or (":" in host and host[0] != "["):
         raise ConfigError("is not an address with a port", key=key, value=address, valid="host:port, [ipv6]:port")
     return host.strip("[]"), int(port)
+
+
+def is_host_name(host: str) -> bool:
+    """Return whether a text can be the name of a host, which DNS lets be longer than the name of a peer."""
+    return len(host) <= _MAX_HOST and max(map(len, host.split("."))) <= _MAX_LABEL and NAME.fullmatch(host) is not None
 
 
 def why_no_name(name: str, others: Iterable[str] = ()) -> str | None:

@@ -197,6 +197,8 @@ def test_hosts_that_make_no_sense_are_refused(num_peers: int | None, hosts: list
         (["a b", "c"], "neither a host name nor an IP address"),
         (["a/b", "c"], "neither a host name nor an IP address"),
         (["a_b", "c"], "no certificate can be made out"),
+        (["a" * 64 + ".org", "c"], "at most 253 in all and 63 between two dots"),
+        (["a." * 126 + "org", "c"], "at most 253 in all and 63 between two dots"),
         (["localhost", "10.0.0.2"], "leads each device to itself, and 10.0.0.2 is another one"),
         (["10.0.0.2", "127.0.1.1"], "leads each device to itself"),
         (["pi-a.local", "::1"], "leads each device to itself"),
@@ -218,6 +220,8 @@ def test_a_host_that_cannot_be_is_refused_before_anything_is_written(
         (["localhost", "localhost"], ["localhost:7700", "localhost:7701"]),
         (["127.0.0.1", "127.0.0.2"], ["127.0.0.1:7700", "127.0.0.2:7700"]),
         (["pi-a.local", "fd00::2"], ["0.0.0.0:7700", "0.0.0.0:7700"]),
+        # Longer than the name of a peer may be, or than the common name of a certificate.
+        (["digits-0." + "namespace-of-a-team." * 4 + "cluster.local", "c"], ["0.0.0.0:7700", "0.0.0.0:7700"]),
     ],
 )
 def test_a_peer_listens_where_others_dial_it(tmp_path: Path, hosts: list[str], listen: list[str]) -> None:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from peer.errors import ConfigError, SecurityError
-from peer.net.address import NAME, dialled_address, why_no_name
+from peer.net.address import dialled_address, is_host_name, why_no_name
 from peer.net.security.certificates import ADDRESS_URI, refused_as
 from peer.net.security.keys import key_pem, new_key
 
@@ -111,9 +111,10 @@ def general_name(name: str) -> x509.GeneralName:
         # An address with a scope means something else on each device.
         if "%" not in name:
             return x509.IPAddress(ipaddress.ip_address(name))
-    if len(name) > 63 or not NAME.fullmatch(name):
+    if not is_host_name(name):
         raise SecurityError(
-            f"no certificate can be made out to {name[:80]!r}; a name has letters, digits, '-' and '.', at most 63"
+            f"no certificate can be made out to {name[:80]!r}; a host name has letters, digits, '-' and '.', at most "
+            "253 in all and 63 between two dots"
         )
     return x509.DNSName(name)
 
