@@ -387,13 +387,15 @@ def _way_back(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Fin
         yield Finding(name, "ok", f"reaches this peer at {known}")
     elif answer.get("reached") is False:
         port, reason = str(known).rpartition(":")[2], str(answer.get("reason"))
+        ways = f"open TCP port {port} in the firewall of this device, or forward it if the device is behind NAT"
+        place = "correct its advertise address on every device, or remove it there, so that this device only dials out"
         if "host name" in reason:
             advice = "correct the advertise address of this device in its list, or the DNS settings there"
+        elif "no device answers" in reason:
+            # This one is there, so that it is hardly the address of this one.
+            advice = f"{place}; or {ways}"
         else:
-            advice = (
-                f"open TCP port {port} in the firewall of this device, or forward it if the device is behind NAT; or "
-                "correct its advertise address on every device, or remove it there, so that this device only dials out"
-            )
+            advice = f"{ways}; or {place}"
         sentence = f"cannot reach this peer: {reason}"
         if answer.get("link"):
             yield Finding(name, "warning", f"{sentence}; they are connected, since this peer dials as well", advice)

@@ -19,6 +19,8 @@ from peer.state.kept_progress import begin_era
 
 _PREFIX, _SUFFIX = "journal-", ".log"
 _ASIDE = "set-aside-"
+_OR_ANEW = "; or, if no other device has met this one, rename its state folder, so that it begins round 0 anew"
+"""What also helps a device that has begun round 0 at most: nobody has anything of it that it would repeat."""
 
 
 @dataclass(kw_only=True)
@@ -151,9 +153,10 @@ class StateFiles:
             raise StateError(f"the {what} uses what came with a later release; install that one")
         for (key, value), expected in zip(self._identity.items(), self._expected(protocol).values(), strict=True):
             if found.get(key) != expected:
+                advice = "use another state.directory" + ("" if begun_round(self._disk) else _OR_ANEW)
                 raise StateError(
                     f"the {what} belongs to {key} {str(found.get(key))[:40]!r}, but this peer has {value[:40]!r}; "
-                    "use another state.directory, or delete the old one"
+                    + advice
                 )
         self.protocol = max(self.protocol, protocol)
 
@@ -187,12 +190,7 @@ def begun_round(disk: Disk) -> int | None:
 def begin_anew(begun: int) -> str:
     """Return how to begin without what the rounds of a run have settled, as a clause; `begun`: what `begun_round`
     returned."""
-    if begun:
-        return "begin a new run"
-    return (
-        "begin a new run; or, if no other device has met this one, rename its state folder, so that it begins round 0"
-        " anew"
-    )
+    return "begin a new run" if begun else "begin a new run" + _OR_ANEW
 
 
 def gives_other_bits(name: str, what: str) -> StateError:

@@ -80,7 +80,8 @@ def test_keys_do_not_show_in_messages(folder: Path) -> None:
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o666])
 def test_a_key_that_every_user_may_read_is_not_used(folder: Path, mode: int) -> None:
     (folder / "peer.key").chmod(mode)
-    with pytest.raises(SecurityError, match=rf"every user .* may read .*peer.key \(mode 0{mode:o}\).*chmod 600"):
+    words = rf"every user .* may read .*peer.key \(mode 0{mode:o}\).*chmod 600.* mounted with umask=077"
+    with pytest.raises(SecurityError, match=words):
         load(folder)
 
 

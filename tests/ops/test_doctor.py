@@ -143,6 +143,13 @@ def test_a_neighbour_that_does_not_run_and_one_that_cannot_dial_back(kits: Path)
     assert f"open TCP port {nowhere} in the firewall of this device, or forward it" in of(findings, "peer-1", "error")
 
 
+def test_an_address_that_nobody_answers_at_is_named_before_a_firewall(kits: Path) -> None:
+    reason = "no device answers at 10.0.0.3:7700, the address of peer-0, or a firewall there rejects it"
+    answer = {"neighbor": 0, "address": "10.0.0.3:7700", "reached": False, "reason": reason, "link": True}
+    *_, found = doctor._way_back(load(kits / "peer-0" / "peer.toml", environment={}), "peer-1", answer)
+    assert 0 <= found.advice.index("correct its advertise") < found.advice.index("firewall")
+
+
 def test_a_name_that_a_neighbour_cannot_resolve_is_no_matter_of_a_firewall(kits: Path) -> None:
     for index in range(3):
         rewrite(kits, index, advertise(0, "nowhere.invalid:7700"))

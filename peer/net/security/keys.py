@@ -74,7 +74,8 @@ def read_secret(path: Path) -> bytes:
     if mode & 0o007:
         raise SecurityError(
             f"every user of this machine may read {path} (mode {mode & 0o777:04o}); it is a secret: chmod 600 {path}, "
-            "and replace it if others may have read it"
+            "and replace it if others may have read it; a file system without permissions, as of many USB sticks, is "
+            "mounted with umask=077"
         )
     return data
 
