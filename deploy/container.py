@@ -7,6 +7,7 @@ A container learns which peer it is from SOTTO_PEER_INDEX, or from the ordinal t
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -30,6 +31,10 @@ SOTTO = [sys.executable, "-m", "peer"]
 _USAGE = 2
 
 
+class WrongVariable(Exception):
+    """A variable of the environment, or of .env, that cannot be meant."""
+
+
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code, if it returns at all."""
     try:
@@ -37,14 +42,16 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         say(f"{error}: may user {os.getuid()} of group {os.getgid()} use the volumes?")
         return 1
+    except WrongVariable as error:
+        say(str(error))
+        return _USAGE
 
 
 def run(arguments: list[str]) -> int:
-    """Do what `main` does. Raises OSError."""
+    """Do what `main` does. Raises OSError and WrongVariable."""
     match arguments:
         case ["init" | "add" as command]:
-            options = shlex.split(os.environ.get("SOTTO_OPTIONS", ""))
-            return init(int(os.environ["SOTTO_PEERS"]), options, adds=command == "add")
+            return init(number("SOTTO_PEERS") or 0, given_options(), adds=command == "add")
         case ["peer"]:
             end_beyond_the_cluster()
             command = [*SOTTO, "run", "--config", str(my_file())]
@@ -145,8 +152,8 @@ def copy_kit(kit: Path, volume: Path) -> None:
 
 def end_beyond_the_cluster() -> None:
     """End this process if the cluster has fewer peers than compose has services for them."""
-    num_peers = os.environ.get("SOTTO_PEERS")
-    if num_peers is not None and my_index() >= int(num_peers):
+    num_peers = number("SOTTO_PEERS")
+    if num_peers is not None and my_index() >= num_peers:
         say(f"this cluster has {num_peers} peers, and peer {my_index()} is none of them")
         sys.exit(0)
 
@@ -165,12 +172,32 @@ def my_file() -> Path:
 
 def my_index() -> int:
     """Return which peer this container is, counted from 0."""
-    if (given := os.environ.get("SOTTO_PEER_INDEX")) is not None:
-        return int(given)
+    if (given := number("SOTTO_PEER_INDEX")) is not None:
+        return given
     if (ordinal := re.fullmatch(r".+-(\d+)", socket.gethostname())) is not None:
         return int(ordinal[1])
     say("the host name ends in no number: set SOTTO_PEER_INDEX to say which peer this container is")
     sys.exit(1)
+
+
+def number(variable: str) -> int | None:
+    """Return the number in a variable; None where it is not set. Raises WrongVariable."""
+    if (given := os.environ.get(variable)) is None:
+        return None
+    # Not what `isdecimal` says: an editor for Windows leaves a carriage return behind.
+    with contextlib.suppress(ValueError):
+        if int(given) >= 0:
+            return int(given)
+    raise WrongVariable(f"{variable} is {given!r}, and no number")
+
+
+def given_options() -> list[str]:
+    """Return the words of SOTTO_OPTIONS. Raises WrongVariable."""
+    given = os.environ.get("SOTTO_OPTIONS", "")
+    try:
+        return shlex.split(given)
+    except ValueError as error:
+        raise WrongVariable(f"SOTTO_OPTIONS is {given!r}, which a shell could not read either: {error}") from None
 
 
 def say(sentence: str) -> None:

@@ -220,6 +220,35 @@ def test_a_container_of_any_user_says_what_it_may_not_read(
     assert f"Permission denied: '/kits/peer-0/peer.toml': may user {os.getuid()} of group" in said
 
 
+@pytest.mark.parametrize(
+    ("command", "variables", "said"),
+    [
+        ("init", {"SOTTO_PEERS": "three"}, "SOTTO_PEERS is 'three', and no number"),
+        ("add", {"SOTTO_PEERS": "-1"}, "SOTTO_PEERS is '-1', and no number"),
+        ("peer", {"SOTTO_PEERS": "2", "SOTTO_PEER_INDEX": "peer-1"}, "SOTTO_PEER_INDEX is 'peer-1', and no number"),
+        ("init", {"SOTTO_PEERS": "2", "SOTTO_OPTIONS": "--name 'a"}, "could not read either: No closing quotation"),
+        # Windows' editors end lines of .env like this, which is no fault.
+        ("peer", {"SOTTO_PEERS": "2\r", "SOTTO_PEER_INDEX": "2\r"}, None),
+    ],
+)
+def test_a_variable_that_cannot_be_meant_is_named(
+    container: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    variables: dict[str, str],
+    said: str | None,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if said is None:
+        with pytest.raises(SystemExit):
+            container.main([command])
+    else:
+        assert container.main([command]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_the_operators_container_can_revoke_what_init_made(
     container: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
