@@ -54,8 +54,8 @@ class ComposeCluster:
         self.engine, self._tree, self.name = engine, tree, name
         self._settings = {**settings, "SOTTO_PEERS": str(NUM_PEERS), "SOTTO_OPTIONS": JOB}
 
-    def compose(self, *arguments: str, **changes: str) -> str:
-        return self.engine.compose(self._tree, {**self._settings, **changes}, "--project-name", self.name, *arguments)
+    def compose(self, *words: str, check: bool = True, **changes: str) -> str:
+        return self.engine.compose(self._tree, self._settings | changes, "-p", self.name, *words, check=check)
 
     def containers(self) -> list[str]:
         """Return the peers' containers, by number."""
@@ -99,7 +99,9 @@ def make_cluster(
 
     yield make
     for cluster in made:
-        cluster.compose("down", "--volumes", "--timeout", "5")
+        # An engine that is busy says that a container is gone before it has left its network.
+        for last in (False, False, True):
+            cluster.compose("down", "--volumes", "--timeout", "5", check=last)
 
 
 def wait_for(cluster: ComposeCluster, condition: Callable[[], bool], timeout_s: float = 600.0) -> None:

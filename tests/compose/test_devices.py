@@ -20,7 +20,7 @@ _MISSING = devices.missing()
 
 pytestmark = [
     pytest.mark.compose,
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(_MISSING is not None, reason=f"there are no devices here: {_MISSING}"),
 ]
 
@@ -105,7 +105,8 @@ def test_the_walk_through_leads_two_devices_over_a_power_cut_to_a_model(
     stood = round_of(first)
     assert stood < ROUNDS, "the run was over before the power was cut"
     second.boot()  # Nobody says anything to systemd: the service is enabled.
-    wait_for(lambda: is_over(first) and is_over(second), "the run does not come to its end")
+    # On a machine that does something else, too, a round may take 0.3 s.
+    wait_for(lambda: is_over(first) and is_over(second), "the run does not come to its end", 1800.0)
     for device in (first, second):
         ended = device.shell(f"systemctl show --property=Result,ExecMainStatus {UNIT}").split()
         assert ended == ["Result=success", "ExecMainStatus=0"], device.shell(f"journalctl -u {UNIT}")
