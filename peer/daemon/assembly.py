@@ -204,7 +204,7 @@ def _assemble(
         operator=operator,
         notes=judges,
         greetings=greetings,
-        on_link_down=training.link_down,
+        on_link_down=(training.link_down, *(() if progress is None else (progress.link_down,))),
         why_no_changes=local.setup.why_no_changes,
         num_peers=local.setup.num_peers,
     )
@@ -421,12 +421,6 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         judges[LOST] = loss_watch.heard
     if equality is not None:
         judges[TOLD], greetings[TOLD] = equality.heard, equality.linked
-
-    def link_down() -> None:
-        member_links.link_down()
-        if progress is not None:
-            progress.link_down()
-
     return TrainingParts(
         loop=loop,
         saver=saver,
@@ -436,7 +430,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         linked=member_links.linked,
         notes=judges,
         progress=progress,
-        link_down=link_down,
+        link_down=member_links.link_down,
         greetings=greetings,
     )
 
@@ -480,7 +474,7 @@ def _pair_parts(common: CommonParts) -> TrainingParts:
         linked=lambda: neighbors.all,
         notes={},
         progress=progress,
-        link_down=(lambda: None) if progress is None else progress.link_down,
+        link_down=lambda: None,
         greetings={},
     )
 

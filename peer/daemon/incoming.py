@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from peer.daemon import notes as topics
 from peer.daemon.loop_protocol import Frames, Members
@@ -74,12 +74,12 @@ class Incoming:
         operator: OperatorApi,
         notes: Mapping[str, Judge],
         greetings: Mapping[str, Greeting],
-        on_link_down: Callable[[], None],
+        on_link_down: Sequence[Callable[[], None]],
         why_no_changes: str | None,
         num_peers: int,
     ) -> None:
         """`notes`: topic → who judges notes about it. `greetings`: topic → what a neighbour is told of it when it is
-        connected. `on_link_down()` is called when a link ended. `num_peers`: how many everybody lists."""
+        connected. `on_link_down` are called when a link ended. `num_peers`: how many everybody lists."""
         self._runtime, self._neighbors, self._roster = runtime, neighbors, roster
         self._frames, self._members, self._operator = frames, members, operator
         self._notes, self._greetings, self._on_link_down = dict(notes), dict(greetings), on_link_down
@@ -117,7 +117,8 @@ class Incoming:
         self._log(logging.INFO, peer, "lost the link to %s: %s", self._roster.name(peer), reason)
         self._frames.disconnected(peer)
         self._neighbors.down(peer, self._runtime.now())
-        self._on_link_down()
+        for call in self._on_link_down:
+            call()
         self._runtime.wake()
 
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:

@@ -154,6 +154,7 @@ class RealDisk:
         self.folder = folder
 
     def where(self, name: str) -> str:
+        """Return the path of a file, which is there or not."""
         return str(self.folder / name)
 
     def names(self) -> list[str]:

@@ -60,7 +60,7 @@ class Peer:
             operator=cast(OperatorApi, None),
             greetings={"evaluation": lambda peer: [b"known"], "release": lambda peer: [b"0.2.0", b"0.1.0"]},
             notes={"evaluation": self.judge, "replica": self.judge, "join": self.judge},
-            on_link_down=lambda: None,
+            on_link_down=(),
             why_no_changes="the members of this run cannot change",
             num_peers=3,
         )
