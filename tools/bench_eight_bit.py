@@ -1,8 +1,9 @@
 """Measures a training step in 8 bits beside float32 and bfloat16: time, memory kept for the backward pass, peak memory.
 
     python tools/bench_eight_bit.py [NETWORK ...] [--runs 9] [--seconds 25] [--quick] [--without WAY] [--json FILE]
+    python tools/bench_eight_bit.py --device cuda
 
-On one core. Four ways to compute the same step (forward pass, loss, backward pass) of the same network:
+On one core, or on a GPU. Four ways to compute the same step (forward pass, loss, backward pass) of the same network:
 
     float32     stock PyTorch
     fast        the fastest float32 that PyTorch can be made to do: channels-last images, oneDNN for linear layers
@@ -11,7 +12,8 @@ On one core. Four ways to compute the same step (forward pass, loss, backward pa
 
 They take turns, `--runs` times, or until a network has taken `--seconds` (three times at least), so that a busy machine
 disturbs all alike; a time is the median CPU time of the thread, and by how much int8 is faster is the median of the
-turns' ratios.
+turns' ratios. On a GPU a time is that of the clock until the step is done, "fast" is channels-last TF32, and the peak
+is what PyTorch allocates there.
 
 The papers' published code, whose 8 bits are simulated, is no dependency: of ResNet-20 with BatchNorm at batch 32 one of
 its steps was measured to take 1 / 0.16 of one in channels-last float32 on the same processor, and the table multiplies
@@ -51,6 +53,7 @@ from peer.ops.profile import FRUGAL, kept_bytes
 from peer.train.eight_bit import conv_kernels, linear_kernels
 from peer.train.eight_bit.conv_kernels import Window
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
+from peer.train.memory import open_device
 from peer.train.models import mlp, mobilenetv2, resnet18, resnet20, vgg11
 from peer.train.threads import use_one_thread
 
@@ -58,6 +61,7 @@ WAYS = ("float32", "fast", "bfloat16", "int8")
 PUBLISHED_CODE = 0.16
 """How fast the published code's 8-bit step of ResNet-20 is, beside channels-last float32: 65 ms against 403 ms."""
 FEWEST_RUNS = 3
+_CPU = torch.device("cpu")
 _conv2d_weight: Callable[..., torch.Tensor] = conv2d_weight
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -147,7 +151,7 @@ class _WithoutPadding(nn.Module):
         self.block = block
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.block((x, torch.zeros(x.shape[:2], dtype=torch.bool)))[0]
+        result: torch.Tensor = self.block((x, torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)))[0]
         return result
 
 
@@ -186,27 +190,27 @@ NETWORKS: dict[str, NetworkCase] = {
 class Step:
     """One training step of a network, computed in one way."""
 
-    def __init__(self, case: NetworkCase, way: str, batch: int) -> None:
+    def __init__(self, case: NetworkCase, way: str, batch: int, device: torch.device = _CPU) -> None:
         torch.manual_seed(0)
-        self.model = case.make(EIGHT_BIT if way == "int8" else FULL_PRECISION)
-        self.way, self.case = way, case
-        self.inputs = torch.randn(batch, *case.shape)
+        self.model = case.make(EIGHT_BIT if way == "int8" else FULL_PRECISION).to(device)
+        self.way, self.case, self.device = way, case, device
+        self.inputs = torch.randn(batch, *case.shape).to(device)
         if way in ("fast", "bfloat16") and len(case.shape) == 3:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.inputs = self.inputs.contiguous(memory_format=torch.channels_last)
-        if way == "fast":
+        if way == "fast" and device.type == "cpu":
             _use_onednn_(self.model)
         self.wanted: list[torch.Tensor] = list(self.model.parameters())
         if case.classes:
-            self.labels = torch.arange(batch) % case.classes
+            self.labels = torch.arange(batch, device=device) % case.classes
         else:
             self.inputs.requires_grad_()
             self.wanted.append(self.inputs)
-            self.direction = torch.randn(batch, *case.shape) / self.inputs.numel()
+            self.direction = torch.randn(batch, *case.shape).to(device) / self.inputs.numel()
 
     def loss(self) -> torch.Tensor:
         """The forward pass."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.way == "bfloat16"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.way == "bfloat16"):
             output = self.model(self.inputs).float()
         if self.case.classes:
             return nn.functional.cross_entropy(output, self.labels)
@@ -216,10 +220,17 @@ class Step:
         torch.autograd.grad(self.loss(), self.wanted)
 
     def seconds(self) -> float:
-        """CPU time of this thread for one step."""
-        start = time.thread_time()
+        """CPU time of this thread for one step; on a GPU, time until it is done."""
+        if self.device.type == "cpu":
+            start = time.thread_time()
+            self()
+            return time.thread_time() - start
+        _allow_tf32(self.way == "fast")
+        torch.cuda.synchronize()
+        start = time.perf_counter()
         self()
-        return time.thread_time() - start
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
 
     def kept_bytes(self) -> int:
         """What one forward pass keeps for its backward pass."""
@@ -260,14 +271,21 @@ def _through_onednn(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return _OneDnnLinear.apply(x, linear.weight, linear.bias)
 
 
-def measure(name: str, ways: Sequence[str], *, runs: int, seconds: float, quick: bool) -> dict[str, Any]:
+def _allow_tf32(allowed: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+
+
+def measure(
+    name: str, ways: Sequence[str], *, runs: int, seconds: float, quick: bool, device: torch.device
+) -> dict[str, Any]:
     """Return the figures of one network; ways that it cannot compute in are left out."""
     case = NETWORKS[name]
+    print(f"  {name} …", file=sys.stderr, flush=True)
     batch = max(1, case.batch // 4) if quick else case.batch
     steps: dict[str, Step] = {}
     for way in ways:
         try:
-            steps[way] = Step(case, way, batch)
+            steps[way] = Step(case, way, batch, device)
         except (AttributeError, TypeError, NotImplementedError) as error:
             print(f"  {name}: no {way}: {error}", file=sys.stderr)
     times: dict[str, list[float]] = {way: [] for way in steps}
@@ -287,9 +305,9 @@ def measure(name: str, ways: Sequence[str], *, runs: int, seconds: float, quick:
             "runs": len(times[way]),
             "int8_is_faster_by": _median_ratio(times[way], times.get("int8")),
             "kept_bytes": step.kept_bytes(),
-            "peak_bytes": None if quick else _peak_of_own_process(name, way),
+            "peak_bytes": None if quick else _peak_of_own_process(name, way, device),
         }
-    if case.product is not None:
+    if case.product is not None and device.type == "cpu":
         figures["product"] = str(case.product)
         figures["thousand_millions_a_second"] = _speeds(case.product, batch, runs)
     if case.published and {"int8", "fast"} <= steps.keys():
@@ -319,19 +337,24 @@ def _median_ratio(times: list[float], of_int8: list[float] | None) -> float | No
     return statistics.median(one / other for one, other in zip(times, of_int8, strict=True))
 
 
-def _peak_of_own_process(name: str, way: str) -> int:
+def _peak_of_own_process(name: str, way: str, device: torch.device) -> int:
     """Return how much memory three steps take in a process of their own, beyond what it held before."""
-    command = [sys.executable, __file__, "--peak", name, way]
+    command = [sys.executable, __file__, "--device", str(device), "--peak", name, way]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, **ENVIRONMENT, **FRUGAL}
     )
     return int(done.stdout)
 
 
-def _measure_peak(name: str, way: str) -> int:
+def _measure_peak(name: str, way: str, device: torch.device) -> int:
     use_one_thread()
-    step = Step(NETWORKS[name], way, NETWORKS[name].batch)
+    step = Step(NETWORKS[name], way, NETWORKS[name].batch, device)
     gc.collect()
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        for _ in range(3):
+            step()
+        return torch.cuda.max_memory_allocated(device) - before
     # What getrusage calls the largest size is also that of the process which started this one.
     Path("/proc/self/clear_refs").write_text("5")
     before = _resident_bytes()
@@ -367,6 +390,8 @@ def report(rows: list[dict[str, Any]]) -> str:
         if "int8_is_faster_than_published_code_by" in row:
             faster = f"{row['int8_is_faster_than_published_code_by']:.1f}×"
             lines.append(f"| {row['network']} | {row['batch']} | published code | – | {faster} | – | | – |")
+    if not any("product" in row for row in rows):
+        return "\n".join(lines)
     lines += [
         "",
         "| product of | batch | float32, 10⁹/s | int8 | | gradient of weights, float32 | int8 | |",
@@ -393,16 +418,20 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--without", choices=WAYS[:-1], action="append", default=[], help="a way to be left out")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--device", type=open_device, default=_CPU, help="cpu or cuda (default: cpu)")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.peak:
-        print(_measure_peak(*chosen.peak))
+        name, way = chosen.peak
+        print(_measure_peak(name, way, chosen.device))
         return 0
     unknown = [name for name in chosen.networks if name not in NETWORKS]
     if unknown:
         parser.error(f"there is no network {', '.join(unknown)}; there are {', '.join(NETWORKS)}")
     use_one_thread()
-    print(f"torch {torch.__version__}, native kernels {f'for {tier()}' if available() else 'missing'}", file=sys.stderr)
+    kernels = f"native kernels {f'for {tier()}' if available() else 'missing'}"
+    where = kernels if chosen.device.type == "cpu" else torch.cuda.get_device_name(chosen.device)
+    print(f"torch {torch.__version__}, {where}", file=sys.stderr)
     runs = min(FEWEST_RUNS, chosen.runs) if chosen.quick else chosen.runs
     rows = [
         measure(
@@ -411,6 +440,7 @@ def main() -> int:
             runs=runs,
             seconds=chosen.seconds,
             quick=chosen.quick,
+            device=chosen.device,
         )
         for name in chosen.networks or NETWORKS
     ]

@@ -69,7 +69,7 @@ def vector_of(model: nn.Module) -> torch.Tensor:
 
 def digest_of(model: nn.Module) -> str:
     """Return a digest of all that a model holds, buffers included."""
-    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in model.state_dict().values())).hexdigest()
+    return hashlib.sha256(b"".join(each.cpu().numpy().tobytes() for each in model.state_dict().values())).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -144,18 +144,21 @@ def own_buffers(where: sottovoce.Place) -> Outcome:
 
 def descend(model: nn.Module, optimizer: torch.optim.Optimizer, samples: Samples, steps: int) -> torch.Tensor:
     """Do the optimizer's step on the batch that follows `steps` others; return the loss before it."""
-    first = 8 * steps % len(samples)
-    loss = nn.functional.cross_entropy(model(samples.points[first : first + 8]), samples.labels[first : first + 8])
+    first, device = 8 * steps % len(samples), next(model.parameters()).device
+    points, labels = (each[first : first + 8].to(device) for each in (samples.points, samples.labels))
+    loss = nn.functional.cross_entropy(model(points), labels)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     return loss
 
 
-def adamw_by_index(where: sottovoce.Place, *, every: int = 3, pause_s: float = 0.0) -> Outcome:
+def adamw_by_index(
+    where: sottovoce.Place, *, every: int = 3, pause_s: float = 0.0, device: str = "cpu", in_8_bits: bool = False
+) -> Outcome:
     """Train without a loader: the position in the data is the number of steps."""
     torch.set_num_threads(1)
-    model = make_model()
+    model = make_model(in_8_bits=in_8_bits).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     samples = Samples(where.index)
     torch.manual_seed(100 + where.index)

@@ -106,22 +106,22 @@ def rounding_of_resnet(single: Sequence[Trainer], beta: float = 0.9) -> Deviatio
     """Return how far two float32 computations of ResNet-20's direction with Nesterov momentum may lie apart.
 
     A sum of m numbers is wrong by about √m u, u = 2⁻²⁴, where roundings are independent. The longest sums are those
-    over a channel of the batch, m = 2 · 32 · 32, in norms and in the gradients of their parameters; each of 20 layers
-    has them, forwards and backwards. So either computation is the exact one of a network whose numbers are off by
-    √(2 · 20 m) u.
+    over a channel of a batch of b images, m = b · 32 · 32, in norms and in the gradients of their parameters; each of
+    20 layers has them, forwards and backwards. So either computation is the exact one of a network whose numbers are
+    off by √(2 · 20 m) u.
     What such a change does to the gradient is measured in float64, at the very parameters and samples that are
-    compared: a norm divides by the deviation of 128 numbers, and where that is small, a channel is many times as
-    sensitive as in another batch. Nesterov's G = g + β m, m ← β m + g, adds up the deviations of the gradients.
+    compared: a norm divides by the deviation of at least 128 numbers, and where that is small, a channel is many times
+    as sensitive as in another batch. Nesterov's G = g + β m, m ← β m + g, adds up the deviations of the gradients.
     """
-    change, numbers = np.sqrt(2 * 20 * (2 * 32 * 32)) * 2.0**-24, np.random.default_rng(8)
-    of_memory = [0.0] * len(single)
-
-    def nearby(values: np.ndarray) -> np.ndarray:
-        return values * (1 + change * numbers.uniform(-1, 1, size=values.shape))
+    numbers, of_memory = np.random.default_rng(8), [0.0] * len(single)
 
     def deviation(peer: int, z: np.ndarray, t: int) -> float:
         trainer = single[peer]
-        model, (samples, *rest) = trainer.task.make_model().double(), trainer._batch(t, 0)
+        model, (samples, *rest) = trainer.task.make_model().double(), (part.cpu() for part in trainer._batch(t, 0))
+        change = np.sqrt(2 * 20 * (len(samples) * 32 * 32)) * 2.0**-24
+
+        def nearby(values: np.ndarray) -> np.ndarray:
+            return values * (1 + change * numbers.uniform(-1, 1, size=values.shape))
 
         def gradient(z: np.ndarray, images: np.ndarray) -> np.ndarray:
             vector_to_parameters(torch.from_numpy(z), model.parameters())
