@@ -11,9 +11,6 @@
 #define TILES 8
 #define MOST_ROWS 16
 #define MOST_BYTES 64
-#define LINE 64
-#define SETS 64
-#define WAYS 12
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -36,8 +33,6 @@ typedef struct {
 
 static _Thread_local int configured;
 static _Thread_local Register registers[TILES];
-static _Thread_local AmxCounts counts;
-static _Thread_local uint64_t cache[SETS][WAYS];
 static int granted;
 
 /* In the place of that of processor.c: this processor has tiles, and the process may use them once it has asked. */
@@ -47,41 +42,12 @@ int processor_tiles(void)
     return 1;
 }
 
-AmxCounts amx_model_counts(void) { return counts; }
-
 static void require(int holds, const char *otherwise)
 {
     if (holds)
         return;
     fprintf(stderr, "AMX: %s\n", otherwise);
     abort();
-}
-
-/* The first-level data cache of a core of Sapphire Rapids: 48 KiB in lines of 64 bytes. Twelve places are for all lines
-   whose addresses have the same six bits, the latest first; the one that was not used for longest makes way.
-
-   Left out is whatever else fills or empties a real one. What vectors wrote just before counts as missed, unless a tile
-   touched it lately; what they read and write between two tiles takes no place of those; and nothing is fetched ahead.
-   How long a miss takes, which depends on the second level, is left out as well. */
-static void touch(uint64_t line, int stays)
-{
-    uint64_t *const set = cache[line % SETS];
-    int way = 0;
-    while (way < WAYS - 1 && set[way] != line)
-        way++;
-    counts.lines++;
-    counts.missed_lines += set[way] != line;
-    if (set[way] != line && !stays)
-        return;
-    memmove(set + 1, set, (size_t)way * sizeof *set);
-    set[0] = line;
-}
-
-static void touch_row(const uint8_t *row, int bytes, int stays)
-{
-    const uint64_t first = (uintptr_t)row / LINE, last = ((uintptr_t)row + (uintptr_t)bytes - 1) / LINE;
-    for (uint64_t line = first; line <= last; line++)
-        touch(line, stays);
 }
 
 static Register *tile(int number)
@@ -114,7 +80,6 @@ void amx_model_configure(const void *configuration)
         registers[i].row_bytes = c.row_bytes[i];
     }
     configured = 1;
-    counts.configurations++;
 }
 
 void amx_model_release(void)
@@ -129,33 +94,19 @@ void amx_model_zero(int number)
     memset(t->row, 0, sizeof t->row);
 }
 
-static void load(int number, const void *base, size_t stride, int stays)
+void amx_model_load(int number, const void *base, size_t stride)
 {
     Register *t = tile(number);
     memset(t->row, 0, sizeof t->row);
-    for (int r = 0; r < t->rows; r++) {
-        const uint8_t *const from = (const uint8_t *)base + (size_t)r * stride;
-        memcpy(t->row[r].bytes, from, (size_t)t->row_bytes);
-        touch_row(from, t->row_bytes, stays);
-    }
-    counts.loads++;
+    for (int r = 0; r < t->rows; r++)
+        memcpy(t->row[r].bytes, (const uint8_t *)base + (size_t)r * stride, (size_t)t->row_bytes);
 }
-
-void amx_model_load(int number, const void *base, size_t stride) { load(number, base, stride, 1); }
-
-/* The manual calls it a hint that "the data would be reused but does not need to be resident in the nearest cache
-   levels". */
-void amx_model_stream_load(int number, const void *base, size_t stride) { load(number, base, stride, 0); }
 
 void amx_model_store(int number, void *base, size_t stride)
 {
     const Register *t = tile(number);
-    for (int r = 0; r < t->rows; r++) {
-        uint8_t *const to = (uint8_t *)base + (size_t)r * stride;
-        memcpy(to, t->row[r].bytes, (size_t)t->row_bytes);
-        touch_row(to, t->row_bytes, 1);
-    }
-    counts.stores++;
+    for (int r = 0; r < t->rows; r++)
+        memcpy((uint8_t *)base + (size_t)r * stride, t->row[r].bytes, (size_t)t->row_bytes);
 }
 
 static Register *fitting(int sums, int left, int right)
@@ -182,7 +133,6 @@ void amx_model_multiply_bytes(int sums, int left, int right)
                     c->row[m].integers[n] = (int32_t)((uint32_t)c->row[m].integers[n]
                                                       + (uint32_t)(a->row[m].bytes[4 * k + i]
                                                                    * b->row[k].signed_bytes[4 * n + i]));
-    counts.byte_products++;
 }
 
 static float widened(uint16_t bits)
@@ -220,5 +170,4 @@ void amx_model_multiply_pairs(int sums, int left, int right)
     _mm_setcsr(_MM_MASK_MASK | _MM_ROUND_NEAREST | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
     multiply_pairs(c, &registers[left], &registers[right]);
     _mm_setcsr(kept);
-    counts.pair_products++;
 }

@@ -2,26 +2,27 @@
 
    What a processor refuses ends the program with a sentence: tiles that were not configured, a configuration or sizes
    that the instructions do not take. It cannot show what the compiler does around the real instructions, which do not
-   tell it that they read memory.
-
-   Beside instructions, it counts the lines of 64 bytes that tile loads and stores touch, and how many of them a
-   first-level cache does not hold: see amx_model.c. */
+   tell it that they read memory. */
 #ifndef SOTTOVOCE_AMX_MODEL_H
 #define SOTTOVOCE_AMX_MODEL_H
-#include "amx_replaced.h"
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
 
-/* Instructions of this thread so far; a line counts as often as a row of a tile touches it. */
-typedef struct {
-    uint64_t configurations, loads, stores, byte_products, pair_products, lines, missed_lines;
-} AmxCounts;
-AmxCounts amx_model_counts(void);
+/* Macros here and there. */
+#undef _tile_loadconfig
+#undef _tile_release
+#undef _tile_zero
+#undef _tile_loadd
+#undef _tile_stream_loadd
+#undef _tile_stored
+#undef _tile_dpbusd
+#undef _tile_dpbf16ps
 
 void amx_model_configure(const void *configuration);
 void amx_model_release(void);
 void amx_model_zero(int tile);
 void amx_model_load(int tile, const void *base, size_t stride);
-/* Lines that are not in the cache do not get there. */
-void amx_model_stream_load(int tile, const void *base, size_t stride);
 void amx_model_store(int tile, void *base, size_t stride);
 /* `sums` += `left` times `right`: four terms of uint8 by int8 in each 32 bits, or two of bfloat16. */
 void amx_model_multiply_bytes(int sums, int left, int right);
@@ -31,7 +32,8 @@ void amx_model_multiply_pairs(int sums, int left, int right);
 #define _tile_release amx_model_release
 #define _tile_zero amx_model_zero
 #define _tile_loadd(tile, base, stride) amx_model_load(tile, base, (size_t)(stride))
-#define _tile_stream_loadd(tile, base, stride) amx_model_stream_load(tile, base, (size_t)(stride))
+/* With a hint that is of no matter here. */
+#define _tile_stream_loadd(tile, base, stride) amx_model_load(tile, base, (size_t)(stride))
 #define _tile_stored(tile, base, stride) amx_model_store(tile, base, (size_t)(stride))
 #define _tile_dpbusd amx_model_multiply_bytes
 #define _tile_dpbf16ps amx_model_multiply_pairs

@@ -1,44 +1,25 @@
-"""Compiles the tile kernels with something else in the place of AMX, for processors that do not have it: software that
-computes the same, nothing, or what takes the same time.
+"""Compiles the tile kernels with software in the place of AMX, for processors that do not have it.
 
-The results are libraries with the functions of `eight_bit_amx.c` and an answer of `processor_tiles`. Loaded before the
+The result is a library with the functions of `eight_bit_amx.c` and an answer of `processor_tiles`. Loaded before the
 compiled kernels, with LD_PRELOAD or by the order of linking, its functions take the place of theirs: all else is what
 was built.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from peer.native import build
-from tools.bench_eight_bit import ENVIRONMENT
 
 HERE = Path(__file__).parent
 GCC = "gcc"
 OPTIONS = (*build.OPTIONS, "-Werror", f"-I{build.HERE}", f"-I{HERE}")
-
-
-class AmxCounts(ctypes.Structure):
-    """As `amx_model.h` has it."""
-
-    _fields_ = [
-        (name, ctypes.c_uint64)
-        for name in (
-            "configurations", "loads", "stores", "byte_products", "pair_products", "lines", "missed_lines"
-        )
-    ]  # fmt: skip
 
 
 def skip_without_amx_kernels() -> None:
@@ -60,32 +41,7 @@ def compiled(target: Path, *words: str | Path) -> Path:
 
 
 def modelled_kernels(folder: Path) -> Path:
-    """Return the library with the model, compiled in `folder`; skips where it cannot run."""
-    return _library(folder / "libamx_model.so", "amx_model.h", "amx_model.c")
-
-
-def kernels_without_tiles(folder: Path) -> Path:
-    """Return the library that leaves tile instructions out, compiled in `folder`; skips where it cannot run."""
-    return _library(folder / "libamx_left_out.so", "amx_left_out.h", "amx_granted.c")
-
-
-def paced_kernels(folder: Path) -> Path:
-    """Return the library with instructions that take the time of tiles, compiled in `folder`; skips where it cannot
-    run."""
-    return _library(folder / "libamx_paced.so", "amx_paced.h", "amx_granted.c")
-
-
-def _library(target: Path, header: str, source: str) -> Path:
+    """Return the library, compiled in `folder`; skips where it cannot run."""
     skip_without_amx_kernels()
-    sources = HERE / source, build.HERE / "eight_bit_amx.c"
-    return compiled(target, "-shared", "-fPIC", "-include", HERE / header, *sources)
-
-
-def answer(module: str, kernels: Callable[[Path], Path], words: Sequence[str]) -> Any:
-    """Return what a module of this folder writes as JSON to the file that its option --answer names, run with other
-    kernels on one thread."""
-    with tempfile.TemporaryDirectory() as folder:
-        library, file = kernels(Path(folder)), Path(folder) / "answer.json"
-        order = [sys.executable, "-m", module, "--answer", str(file), *words]
-        subprocess.run(order, env={**os.environ, **ENVIRONMENT, "LD_PRELOAD": str(library)}, check=True)
-        return json.loads(file.read_text())
+    sources = HERE / "amx_model.c", build.HERE / "eight_bit_amx.c"
+    return compiled(folder / "libamx_model.so", "-shared", "-fPIC", "-include", HERE / "amx_model.h", *sources)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,90 +73,6 @@ def test_what_a_processor_refuses_ends_the_program(program: Path, way: str, said
     assert done.stderr == f"AMX: {said}\n"
 
 
-Load = Callable[..., None]
-"""A load of a tile from an offset of aligned memory, with a stride; its kind is that of amx_model.h."""
-KIB = 1024
-
-
-def touched(model: Path, rows: int, pattern: Callable[[Load], None]) -> tuple[int, int]:
-    """Return how many lines the loads of a pattern touch, of tiles with so many rows of 64 bytes, and how many of them
-    are not in the cache."""
-    tiles = ctypes.CDLL(str(model))
-    tiles.amx_model_counts.restype = amx_model.AmxCounts
-    configuration = bytes([1, *[0] * 15, 64, *[0] * 31, rows, *[0] * 15])
-    memory = ctypes.create_string_buffer(256 * KIB)
-    aligned = -(-ctypes.addressof(memory) // 4096) * 4096
-
-    def load(offset: int, stride: int, kind: str = "load") -> None:
-        tiles[f"amx_model_{kind}"](0, ctypes.c_void_p(aligned + offset), ctypes.c_size_t(stride))
-
-    def run() -> tuple[int, int]:
-        tiles.processor_tiles()
-        tiles.amx_model_configure(configuration)
-        pattern(load)
-        counts = tiles.amx_model_counts()
-        return counts.lines, counts.missed_lines
-
-    # A thread begins with an empty cache.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(run).result()
-
-
-def sweep(load: Load, size: int) -> None:
-    for offset in range(0, size, 16 * 64):
-        load(offset, 64)
-
-
-def test_a_panel_that_fits_into_the_cache_is_missed_once(model: Path) -> None:
-    def thrice(load: Load) -> None:
-        for _ in range(3):
-            sweep(load, 48 * KIB)
-
-    assert touched(model, 16, thrice) == (3 * 768, 768)
-
-
-def test_a_panel_that_is_larger_than_the_cache_is_missed_in_each_sweep(model: Path) -> None:
-    def thrice(load: Load) -> None:
-        for _ in range(3):
-            sweep(load, 64 * KIB)
-
-    assert touched(model, 16, thrice) == (3 * 1024, 3 * 1024)
-
-
-def test_the_line_that_was_not_used_for_longest_makes_way(model: Path) -> None:
-    def with_one_kept(load: Load) -> None:
-        sweep(load, 48 * KIB)
-        load(0, 64)
-        load(48 * KIB, 64)
-        load(0, 64)
-        load(4 * KIB, 64)
-
-    assert touched(model, 16, with_one_kept) == (768 + 4 * 16, 768 + 2 * 16)
-
-
-@pytest.mark.parametrize(("rows", "missed"), [(12, 12), (13, 26), (16, 32)])
-def test_twelve_lines_a_page_apart_have_a_place(model: Path, rows: int, missed: int) -> None:
-    def twice(load: Load) -> None:
-        load(0, 4096)
-        load(0, 4096)
-
-    assert touched(model, rows, twice) == (2 * rows, missed)
-
-
-def test_what_is_streamed_takes_no_place(model: Path) -> None:
-    def beside(load: Load) -> None:
-        sweep(load, 40 * KIB)
-        for offset in range(64 * KIB, 128 * KIB, KIB):
-            load(offset, 64, "stream_load")
-        sweep(load, 40 * KIB)
-
-    assert touched(model, 16, beside) == (2 * 640 + 1024, 640 + 1024)
-
-
-def test_rows_across_lines_touch_two(model: Path) -> None:
-    assert touched(model, 16, lambda load: load(32, 64)) == (32, 17)
-
-
 @pytest.mark.skipif(not available(), reason="the native kernels were not built")
 def test_8_bit_kernels_and_networks_in_tiles(model: Path) -> None:
     if python(model, "-c", "from peer import native; print(native.tier())").stdout.strip() != "AMX":
@@ -168,24 +80,3 @@ def test_8_bit_kernels_and_networks_in_tiles(model: Path) -> None:
     done = python(model, "-m", "pytest", "-p", "no:cacheprovider", "-k", OF_AMX, *KERNEL_TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
-
-
-@pytest.mark.skipif(not available(), reason="the native kernels were not built")
-def test_steps_run_with_tile_instructions_left_out_and_paced(folder: Path) -> None:
-    library, rows = amx_model.kernels_without_tiles(folder), folder / "rows.json"
-    if python(library, "-c", "from peer import native; print(native.tier())").stdout.strip() != "AMX":
-        pytest.skip("the kernels were built without AMX, or linked so that none of their functions can be replaced")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.native.time_for_amx", "mlp-512", "--seconds", "0", "--json", str(rows)],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("| mlp-512 | ")
-    (row,) = json.loads(rows.read_text())
-    for way in ("around", "paced"):
-        assert row[way]["steps"] == 5
-        assert 0 < row[way]["least_ms"] <= row[way]["median_ms"]
-    assert 0 < row["missed_lines"] < row["lines"]
-    # Sixteen tiles of rows: 784-512-512-10 forwards, where 64 terms are a tile, and back through the last two layers.
-    forward, back = 13 * 32 + 8 * 32 + 8 * 1, 1 * 32 + 8 * 32
-    assert row["byte_products"] == 16 * (forward + back)
