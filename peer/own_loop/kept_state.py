@@ -301,6 +301,25 @@ class Kept:
                 raise StateError(
                     f"keep[{number}] ({kinds[number]}) does not take the state that it had: {error}"
                 ) from error
+            inner = getattr(self._given[number], "optimizer", self._given[number])
+            # What other optimizers return need not be what they hold.
+            if getattr(type(inner), "state_dict", None) is torch.optim.Optimizer.state_dict:
+                held = [one for one_group in inner.param_groups for one in one_group["params"]]
+                for index, one in enumerate(held):
+                    if index in state.get("state", {}):
+                        inner.state[one] = _with_types(inner.state[one], state["state"][index])
+
+
+def _with_types(loaded: Any, saved: Any) -> Any:
+    """Return the loaded state of an optimizer with the types that were saved. `load_state_dict` gives each tensor that
+    of its parameter, so that counts, codes in 8 bits and moments of other precision would come back as float32."""
+    if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+    if isinstance(loaded, dict) and isinstance(saved, dict):
+        return {key: _with_types(value, saved.get(key)) for key, value in loaded.items()}
+    if isinstance(loaded, (list, tuple)) and isinstance(saved, (list, tuple)):
+        return type(loaded)(_with_types(*pair) for pair in zip(loaded, saved, strict=True))
+    return loaded
 
 
 class LooseValues:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter, OrderedDict
 from typing import Any
@@ -132,3 +133,62 @@ def test_random_numbers_go_on_where_they_were() -> None:
         assert draw() != drawn
     numbers.set(state)
     assert draw() == drawn
+
+
+class Codes(torch.optim.Optimizer):
+    """Holds for each parameter what optimizers of few bits do: codes, a count, and moments of other precisions."""
+
+    def __init__(self, parameters: Any, **options: Any) -> None:
+        super().__init__(parameters, options)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for each in (each for group in self.param_groups for each in group["params"]):
+            state = self.state[each]
+            if not state:
+                state["codes"] = torch.zeros_like(each, dtype=torch.uint8)
+                state["moments"] = {
+                    "coarse": torch.zeros_like(each, dtype=torch.bfloat16),
+                    "fine": [torch.zeros_like(each, dtype=torch.float64)],
+                }
+                state["count"] = torch.zeros((), dtype=torch.int64)
+            state["codes"] += 200  # Of 256, so that it runs over.
+            state["moments"]["coarse"].lerp_(each.bfloat16() + 1 / 3, 0.3)
+            state["moments"]["fine"][0].lerp_(each.double() + 1 / 3, 0.3)
+            state["count"] += 2**24 + 1
+            each -= (state["codes"] / 2550 + state["moments"]["coarse"] + state["moments"]["fine"][0]).float() / 10
+            each -= (state["count"] % 7) / 100
+
+
+class Wrapped(torch.optim.Optimizer):
+    """An optimizer by its type alone, as frameworks wrap one."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, Wrapped], ids=["plain", "wrapped"])
+def test_an_optimizer_has_its_state_back_in_the_types_that_it_had(wrap: Any) -> None:
+    """Optimizers of torch load each tensor in the type of its parameter."""
+
+    def steps(count: int, model: nn.Module, kept: dict[str, Any] | None = None) -> dict[str, Any]:
+        optimizer = Codes(model.parameters())
+        objects = Kept([wrap(optimizer)])
+        if kept is not None:
+            objects.load(kept)
+        for _ in range(count):
+            optimizer.step()
+        return objects.pack()
+
+    model = nn.Linear(3, 2)
+    other = copy.deepcopy(model)
+    whole = steps(6, model)
+    halves = steps(3, other, steps(3, other))
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(np.array_equal(each, halves[name]) for name, each in whole.items())
