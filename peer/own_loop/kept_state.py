@@ -326,29 +326,49 @@ class LooseValues:
     """The numbers and tensors that modules hold as plain attributes: no state_dict has them, so a crash loses them."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self._modules = modules
-        self._before = self._now()
+        self._modules, self._num_looks = modules, 0
+        plain = nn.Module.get_extra_state
+        self._before = {
+            (whose, f"{path}.{name}" if path else name): (part, _mark(value), _content(value))
+            for whose, module in modules.items()
+            for path, part in module.named_modules()
+            if type(part).get_extra_state is plain
+            for name, value in vars(part).items()
+            if not name.startswith("_") and _is_loose(value)
+        }
 
     def changed(self) -> list[str]:
         """Return, once for each, which of them have changed since the modules were given, but those that a module saves
         in a way of its own."""
-        now = self._now()
-        found = [key for key, value in now.items() if key in self._before and self._before[key] != value]
-        for key in found:
-            del self._before[key]
+        self._num_looks += 1
+        # To read whole tensors takes time, and in-place changes past autograd are rare: these are found ever later.
+        reads_all = self._num_looks.bit_count() == 1
+        found = []
+        for key, (part, mark, content) in list(self._before.items()):
+            value = vars(part).get(key[1].rpartition(".")[2])
+            if not _is_loose(value):
+                del self._before[key]
+            elif (_mark(value) != mark or reads_all) and _content(value) != content:
+                found.append(key)
+                del self._before[key]
         touched = {whose for whose, _ in found}
         saved = {each: {key.rpartition(".")[2] for key in self._modules[each].state_dict()} for each in touched}
         return [f"{name} of {whose}" for whose, name in found if name.rpartition(".")[2] not in saved[whose]]
 
-    def _now(self) -> dict[tuple[str, str], object]:
-        plain = nn.Module.get_extra_state
-        return {
-            (whose, f"{path}.{name}" if path else name): fingerprint(value)
-            if isinstance(value, torch.Tensor)
-            else (value,)
-            for whose, module in self._modules.items()
-            for path, part in module.named_modules()
-            if type(part).get_extra_state is plain
-            for name, value in vars(part).items()
-            if not name.startswith("_") and (type(value) in (int, float) or isinstance(value, torch.Tensor))
-        }
+
+def _is_loose(value: object) -> bool:
+    """Whether this is a number, or a tensor that was not computed of parameters: one that was is computed anew, as the
+    weight below a weight norm is."""
+    return type(value) in (int, float) or (isinstance(value, torch.Tensor) and value.grad_fn is None)
+
+
+def _mark(value: object) -> object:
+    """Return what differs, as a rule, once a value has changed; quickly."""
+    if isinstance(value, torch.Tensor):
+        return id(value), 0 if value.is_inference() else value._version
+    # In a tuple, something that is not a number equals itself.
+    return (value,)
+
+
+def _content(value: object) -> object:
+    return fingerprint(value) if isinstance(value, torch.Tensor) else (value,)

@@ -15,8 +15,10 @@ import pytest
 import sottovoce
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from peer.own_loop.kept_state import LooseValues
 from tests.own_loop.processes import check_mass
 from tests.own_loop.scripts import write_kits
 
@@ -272,6 +274,35 @@ def test_what_changes_and_is_not_saved_is_told_once(tmp_path: Path, caplog: pyte
         "seen of keep[2] (Average)",
         "updates of keep[2] (Average)",
     ]
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [nn.utils.weight_norm, nn.utils.spectral_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)],
+    ids=["weight norm", "spectral norm", "pruning"],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_what_is_computed_of_parameters_is_not_told_to_be_lost(
+    tmp_path: Path, derive: Callable[[nn.Module], nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The weight itself is a plain attribute then."""
+    train(kit(tmp_path), lambda: of_model(nn.Sequential(derive(nn.Linear(4, 4)))), ROUNDS * EVERY)
+    assert "no part of its state_dict" not in caplog.text
+
+
+@pytest.mark.parametrize("change", ["replaced", "in place", "past autograd"])
+def test_values_that_no_state_dict_has_are_found(change: str) -> None:
+    module = nn.Linear(2, 2)
+    module.seen, module.same = torch.zeros(3), torch.ones(3)
+    values, found = LooseValues({"it": module}), []
+    for look in range(40):
+        if look == 20 and change == "replaced":
+            module.seen = torch.ones(3)
+        elif look == 20:
+            (module.seen if change == "in place" else module.seen.data).add_(1)
+        found += [(look, what) for what in values.changed()]
+    # Where nothing tells of a change but the values, these are read at every look that is a power of two, from 1.
+    assert found == [(31 if change == "past autograd" else 20, "seen of it")]
 
 
 def test_buffers_that_a_validation_makes_are_no_obstacle(tmp_path: Path) -> None:
