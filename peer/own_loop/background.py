@@ -38,13 +38,12 @@ _KINDS: dict[ChangeKind, Literal["join", "leave", "loss"]] = {
     ChangeKind.LOST: "loss",
 }
 
-_open: dict[Path, Daemon] = {}
+_open: dict[Path, Background] = {}
 """The peers of this process, by the file of their configuration."""
 
-
 def _let_go_in_fork() -> None:
-    for daemon in _open.values():
-        daemon.let_go_in_fork()
+    for background in _open.values():
+        background.let_go_in_fork()
 
 
 os.register_at_fork(after_in_child=_let_go_in_fork)
@@ -66,6 +65,9 @@ class Background(Host):
         """`derive` makes the configuration of the run from that of the file at `path`, which begins at the root."""
         self._path, self._derive = path, derive
         self._thread: threading.Thread | None = None
+        self._begins = threading.Lock()
+        """Held while it is decided whether the thread does anything, or was told to stop before."""
+        self._has_begun, self._is_over = False, False
         self._loop: asyncio.AbstractEventLoop
         self._daemon: Daemon | None = None
         """None while there is nothing to close."""
@@ -74,8 +76,12 @@ class Background(Host):
         """What is to be told to stop."""
 
     def meet(self) -> Meeting:
-        if self._path in _open:
-            raise UsageError(f"this process has joined with {self._path} already; leave that with block first")
+        other = _open.get(self._path)
+        if other is not None:
+            if not other._is_over:
+                raise UsageError(f"this process has joined with {self._path} already; leave that with block first")
+            # Whoever left it did not wait until it had ended.
+            other._join()
         if self._thread is not None:
             # A peer that was lost has ended, but for the last line of its thread.
             self._thread.join()
@@ -90,7 +96,7 @@ class Background(Host):
         parts = self._parts(steps, config)
         self._config, self._daemon = config, Daemon(parts)
         self._runtime = self._daemon.runtime
-        _open[self._path] = self._daemon
+        _open[self._path] = self
         return config.run.rounds - final_rounds(config, parts.common.local.setup.schedule) - 1
 
     def _parts(self, steps: LoopSteps, config: Config) -> Parts:
@@ -108,12 +114,15 @@ class Background(Host):
                 patience.wait(error)
 
     def start(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._has_begun, self._loop = False, asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="sotto")
         self._thread.start()
 
     def stop(self, reason: str) -> None:
-        if self._thread is None:
+        with self._begins:
+            self._is_over = True
+        if not self._has_begun:
+            # An interrupt may have come before the thread was started, or before it did anything.
             self._close()
             return
 
@@ -124,9 +133,22 @@ class Background(Host):
         # It may have ended by itself, and its loop with it.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(stop)
-        self._thread.join()
+        self._join()
+
+    def _join(self) -> None:
+        if self._thread is not None and self._has_begun:
+            self._thread.join()
+
+    def let_go_in_fork(self) -> None:
+        """See `Daemon.let_go_in_fork`."""
+        if self._daemon is not None:
+            self._daemon.let_go_in_fork()
 
     def _run(self) -> None:
+        with self._begins:
+            if self._is_over:
+                return
+            self._has_begun = True
         assert self._daemon is not None
         end = End()
         try:

@@ -152,6 +152,8 @@ class Peer:
         """Where the model is that the run ended with."""
         self._is_replacement_told = False
         self._round = 0
+        self._is_torn = False
+        """Whether a call of `step` did not come to its end: what it was to hand over may be on its way, or not."""
 
     # -- what is known of it -------------------------------------------------------------------------------------------
 
@@ -230,6 +232,15 @@ class Peer:
             raise UsageError("this peer was in a with block already; call sottovoce.join again for another one")
         if id(self._parameters.model) in _joined_models:
             raise UsageError("this model is in the with block of another peer; each peer needs a model of its own")
+        try:
+            self._enter()
+        except BaseException:
+            # An interrupt may come anywhere, and the same process may join again.
+            self._leave("the script could not begin")
+            raise
+        return self
+
+    def _enter(self) -> None:
         with self._random.kept():
             self._meeting = self._host.meet()
             steps = self._loop_steps = LoopSteps(
@@ -244,19 +255,15 @@ class Peer:
             )
             self._last_round = self._host.open(steps, self._config)
             _joined_models.add(id(self._parameters.model))
-            try:
-                model = self._resume(steps.script) if steps.was_restored else None
-                self._repeats = steps.repeats if steps.was_restored else None
-                self._host.start()
-                self._state = "training"
-                if self._repeats is None:
-                    self._await_model(model)
-                else:
-                    self._round, self._steps_ahead = self._repeats.t, self._steps - self._repeats.t * self._every
-                    self._begin_round(self._repeats.model if model is None else model)
-            except BaseException:
-                self._leave("the script could not begin")
-                raise
+            model = self._resume(steps.script) if steps.was_restored else None
+            self._repeats = steps.repeats if steps.was_restored else None
+            self._host.start()
+            self._state = "training"
+            if self._repeats is None:
+                self._await_model(model)
+            else:
+                self._round, self._steps_ahead = self._repeats.t, self._steps - self._repeats.t * self._every
+                self._begin_round(self._repeats.model if model is None else model)
         if self._resumed_random is not None:
             self._random.set(self._resumed_random)
         if self._state == "training":
@@ -264,7 +271,6 @@ class Peer:
             self._start = self._script_state(self._moved_model()) if steps.was_restored else steps.script
             self._mixes = True
             self._hooks = [each.register_step_pre_hook(self._look_at_order) for each in self._kept.optimizers()]
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -273,9 +279,9 @@ class Peer:
         if os.getpid() != self._process:
             return
         if self._state == "completed":
-            self.tell_replaced()
-            # It has all it needs of the script; what is left are goodbyes.
             try:
+                self.tell_replaced()
+                # It has all it needs of the script; what is left are goodbyes.
                 end = self._meeting.wait_for_end()
             finally:
                 self._leave("the run is complete")
@@ -309,13 +315,20 @@ class Peer:
         if self._is_done:
             ended = f"was stopped ({self._stop_reason})" if self._stop_reason else "is complete"
             raise UsageError(f"the run {ended}, so there is nothing left to step; end the loop when peer.done is true")
+        number = None if loss is None else _number(loss)
+        self._is_torn = True
+        is_written = self._count_step(number)
+        self._is_torn = False
+        return is_written
+
+    def _count_step(self, loss: torch.Tensor | float | None) -> bool:
         self._steps, self._resumed_random = self._steps + 1, None
         if self._awaits_step:
             self._awaits_step = False
             if self._start is None:
                 self._start = self._script_state(self._parameters.vector())
         if loss is not None:
-            self._losses.append(_number(loss))
+            self._losses.append(loss)
         self._parameters.check_frozen()
         if not self._moves:
             self._copies.look()
@@ -498,8 +511,8 @@ class Peer:
             self._head = place if is_head else ""
         # Later it may be in the midst of an accumulation.
         if self._has_exchanged and not self._passes_head and place in (self._head, Peer.until_done):
-            self._passes_head = True
             self._start = self._script_state(self._moved_model())
+            self._passes_head = True
 
     def _look_at_order(self, *_: object) -> None:
         """Warn once, before an optimizer steps, where the loop has no head and does more behind an exchange."""
@@ -648,6 +661,11 @@ class Peer:
             raise UsageError(f"{name}() was called in another thread than the with block")
         if self._state == "closed":
             raise UsageError(f"{name}() was called after the with block; start the script again to go on")
+        if self._is_torn:
+            raise UsageError(
+                f"{name}() was called after a call of step() that an error or an interrupt ended; leave the with block,"
+                " and start the script again to go on"
+            )
 
 
 def join(

@@ -6,12 +6,15 @@ import asyncio
 import datetime
 import inspect
 import os
+import random
 import shutil
 import signal
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import sottovoce
@@ -21,6 +24,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from peer import own_loop
 from peer.adapters.joining import JoinOptions
 from peer.cli import cli
 from peer.daemon import process
@@ -33,7 +37,7 @@ from peer.own_loop.meeting import Meeting
 from peer.state.disk import RealDisk
 from peer.state.journal import Kind, Stepped, read_journal
 from tests.own_loop import scripts
-from tests.own_loop.scripts import Samples, make_model, vector_of, write_kits
+from tests.own_loop.scripts import Samples, descend, digest_of, make_model, vector_of, write_kits
 
 ALONE = ("algorithm.name=local", "graph.kind=complete")
 
@@ -207,6 +211,66 @@ def test_an_interrupt_ends_the_goodbyes(tmp_path: Path, monkeypatch: pytest.Monk
     assert "sotto" not in {thread.name for thread in threading.enumerate()}
     # Nothing is left joined.
     assert sottovoce.join(make_model(), file, every=4).rounds == 4
+
+
+def test_an_interrupt_anywhere_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Whatever the script was in, from `join` to the end of its block: the same process joins again, and comes to the
+    bits of a run that nobody interrupted."""
+
+    def whole_run(file: Path, interrupt_at: int = 0) -> tuple[str, int]:
+        calls = 0
+
+        def count(frame: FrameType, event: str, _: object) -> None:
+            nonlocal calls
+            calls += frame.f_code.co_filename.startswith(str(room))
+            if calls == interrupt_at:
+                calls += 1
+                raise KeyboardInterrupt
+
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        sys.settrace(count)
+        try:
+            with sottovoce.join(model, file, every=2, keep=[optimizer]) as peer:
+                while not peer.done:
+                    descend(model, optimizer, Samples(0), peer.steps)
+                    peer.step()
+                    if peer.done:
+                        sys.settrace(None)
+        finally:
+            sys.settrace(None)
+        return digest_of(model), calls
+
+    room = Path(own_loop.__file__).parent
+    expected, calls = whole_run(kit(tmp_path / "undisturbed", "run.rounds=3"))
+    assert calls > 200
+    for interrupt_at in random.Random(0).sample(range(1, calls + 1), 12):
+        file = kit(tmp_path / str(interrupt_at), "run.rounds=3")
+        with pytest.raises(KeyboardInterrupt):
+            whole_run(file, interrupt_at)
+        assert whole_run(file)[0] == expected, interrupt_at
+
+
+def test_a_script_may_join_in_any_thread(tmp_path: Path) -> None:
+    """It is killed in none: it leaves in the midst of the run, and goes on in another thread."""
+
+    def part(file: Path, steps: int, found: list[str]) -> None:
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        with sottovoce.join(model, file, every=2, keep=[optimizer]) as peer:
+            while not peer.done and peer.steps < steps:
+                descend(model, optimizer, Samples(0), peer.steps)
+                peer.step()
+        found.append(digest_of(model))
+
+    expected: list[str] = []
+    part(kit(tmp_path / "one"), 8, expected)
+    file, found = kit(tmp_path / "other"), []
+    for steps in (5, 8):
+        thread = threading.Thread(target=part, args=(file, steps, found))
+        thread.start()
+        thread.join()
+    assert found[1:] == expected
 
 
 def test_a_stop_of_the_operator_ends_the_loop(tmp_path: Path) -> None:

@@ -333,6 +333,24 @@ def test_a_forked_process_is_no_peer(peer: sottovoce.Peer) -> None:
     assert peer.step()
 
 
+def test_a_step_that_did_not_come_to_its_end_is_the_last(kit: Path) -> None:
+    """What it was to hand over may be on its way: with the next steps, it would be handed over twice."""
+
+    def fails(event: sottovoce.RoundDone) -> None:
+        raise ValueError("not for me")
+
+    with sottovoce.join(model(), kit, every=2, on_round=fails) as peer:
+        peer.step()
+        with pytest.raises(ValueError, match="not for me"):
+            peer.step()
+        with pytest.raises(sottovoce.UsageError, match=re.escape("after a call of step() that an error or an inter")):
+            peer.step()
+    with sottovoce.join(model(), kit, every=2) as peer:
+        while not peer.done:
+            peer.step()
+    assert peer.steps == 8
+
+
 def trained(kit: Path, steps: int, then: Callable[[], object] = int, **options: Any) -> sottovoce.Peer:
     """Return a peer that took some steps in its block, in which something else happened then."""
     with sottovoce.join(model(), kit, every=1, **options) as peer:
