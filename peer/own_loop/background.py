@@ -41,12 +41,33 @@ _KINDS: dict[ChangeKind, Literal["join", "leave", "loss"]] = {
 _open: dict[Path, Background] = {}
 """The peers of this process, by the file of their configuration."""
 
+_THREADS_OF_GRPC = ("grpc", "event_engine")
+"""How names of the threads begin that gRPC has while it is in use, by this peer or by another library."""
+
+_grpc_runs = False
+"""Whether gRPC was in use at the last fork."""
+
+_grpc_ran_at_fork = False
+"""Whether it was when this process, or one that it comes from, was forked: it is broken here."""
+
+
+def _look_for_grpc() -> None:
+    global _grpc_runs
+    _grpc_runs = False
+    for file in Path("/proc/self/task").glob("*/comm"):
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError):
+            _grpc_runs |= file.read_text().startswith(_THREADS_OF_GRPC)
+
+
 def _let_go_in_fork() -> None:
+    global _grpc_ran_at_fork
+    _grpc_ran_at_fork |= _grpc_runs
     for background in _open.values():
         background.let_go_in_fork()
 
 
-os.register_at_fork(after_in_child=_let_go_in_fork)
+os.register_at_fork(before=_look_for_grpc, after_in_child=_let_go_in_fork)
 
 
 def place(config: str | os.PathLike[str]) -> Place:
@@ -76,6 +97,12 @@ class Background(Host):
         """What is to be told to stop."""
 
     def meet(self) -> Meeting:
+        if _grpc_ran_at_fork:
+            raise UsageError(
+                "this process was forked from one that uses gRPC, in a peer of its own or in another library, and gRPC"
+                ' does not work in it; start it by the method "spawn" or "forkserver" of multiprocessing, or before'
+                " the other process uses gRPC"
+            )
         other = _open.get(self._path)
         if other is not None:
             if not other._is_over:

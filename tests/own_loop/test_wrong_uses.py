@@ -7,9 +7,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import sottovoce
@@ -331,6 +333,30 @@ def test_a_forked_process_is_no_peer(peer: sottovoce.Peer) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     # The one that joined goes on.
     assert peer.step()
+
+
+@pytest.mark.parametrize("user", ["a peer", "another library"])
+def test_a_process_that_was_forked_while_grpc_ran_is_told_how_to_join(kit: Path, user: str, made: nn.Module) -> None:
+    """gRPC hangs there, or ends the process."""
+    server = None
+    if user == "a peer":
+        trained(kit, 1)
+    else:
+        server = grpc.server(ThreadPoolExecutor(1))
+        server.add_insecure_port("127.0.0.1:0")
+        server.start()
+    pid = os.fork()
+    if not pid:
+        try:
+            sottovoce.join(made, kit, every=1).__enter__()
+        except sottovoce.UsageError as error:
+            os._exit(7 if "was forked from one that uses gRPC" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    if server is not None:
+        server.stop(0).wait()
+    # The one that forked it may join.
+    assert not trained(kit, 4).stopped
 
 
 def test_a_step_that_did_not_come_to_its_end_is_the_last(kit: Path) -> None:
