@@ -14,6 +14,10 @@ from peer.own_loop.kept_state import Stateful
 _REPLACE = ("WeightAveraging", "StochasticWeightAveraging")
 """Callbacks that leave an average of the weights of this device alone."""
 
+_UNFREEZE = "BaseFinetuning"
+"""Callbacks that let layers train from some epoch on: what does not require a gradient at first is not exchanged, and a
+trainer that is started again begins with epoch 0."""
+
 
 class GossipCallback(JoiningCallback, Callback):
     """Trains the module of a `Trainer` together with others:
@@ -39,7 +43,14 @@ class GossipCallback(JoiningCallback, Callback):
             )
         kept: list[Stateful] = [*trainer.optimizers, *(each.scheduler for each in trainer.lr_scheduler_configs)]
         for each in trainer.callbacks:
-            if any(kind.__name__ in _REPLACE for kind in type(each).__mro__):
+            kinds = {kind.__name__ for kind in type(each).__mro__}
+            if _UNFREEZE in kinds:
+                raise UsageError(
+                    f"the callback {type(each).__name__} unfreezes layers in mid-run, which would not be exchanged, nor"
+                    " be unfrozen after a restart; leave it out: let them require a gradient from the beginning, and"
+                    " give them to the optimizer by add_param_group once peer.steps has come far enough"
+                )
+            if not kinds.isdisjoint(_REPLACE):
                 self._replaced_by.append(f"the callback {type(each).__name__}")
         # Several optimizers are stepped by hand, as often as the module likes.
         steps = trainer.estimated_stepping_batches if pl_module.automatic_optimization else float("inf")

@@ -161,6 +161,21 @@ def test_a_trainer_that_ends_too_soon_is_refused_before_it_begins(tmp_path: Path
         sottovoce.simulate(lambda where: with_trainer(where, tmp_path / "out", Classifier, max_epochs=1), kit(tmp_path))
 
 
+def test_layers_that_a_callback_unfreezes_are_refused_before_it_begins(tmp_path: Path) -> None:
+    class Frozen(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = self.layers[0]
+
+    (file,) = write_kits(tmp_path, 1, "algorithm.name=local", "graph.kind=complete")
+    gossip, unfreezes = GossipCallback(file, every=EVERY), lightning.callbacks.BackboneFinetuning()
+    module, own = Frozen(), trainer(tmp_path, gossip, callbacks=[gossip, unfreezes])
+    message = r"the callback BackboneFinetuning unfreezes layers in mid-run.*leave it out"
+    with pytest.raises(sottovoce.UsageError, match=message):
+        own.fit(module, loader(0))
+    assert "sotto" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_a_trainer_that_fails_leaves_no_peer_behind_and_the_next_start_continues(tmp_path: Path) -> None:
     (file,) = write_kits(tmp_path, 1, f"run.rounds={ROUNDS}", "algorithm.name=local", "graph.kind=complete")
 
