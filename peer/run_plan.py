@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +182,10 @@ def budget_variants(config: Config, schedule: Schedule) -> tuple[BoundedCompress
     """Return the compressor and what a bandwidth budget may turn it down to: as far as the rules of algorithm,
     averaging rate and graph have nothing to say against it that they do not say against the compressor itself."""
     variants = _reachable_variants(config, build_compressor(config))
-    known = {finding.key for finding in check_rules(config, schedule, variants[0])}
-    for position, variant in enumerate(variants):
-        if any(finding.key not in known for finding in check_rules(config, schedule, variant)):
+    plan = _plan_of(config, schedule, variants[0])
+    known = {finding.key for finding in validate.check(plan)}
+    for position, variant in enumerate(variants[1:], 1):
+        if any(finding.key not in known for finding in validate.check(replace(plan, compressor=variant))):
             return variants[:position]
     return variants
 
@@ -439,12 +441,17 @@ def _budget_findings(config: Config, schedule: Schedule) -> Iterator[validate.Fi
 
 
 def check_rules(config: Config, schedule: Schedule, compressor: BoundedCompressor) -> list[validate.Finding]:
-    """Return what the theory says against this graph and compressor. The displacement of a user's own loop stands for
-    one step of rate 1, however it came about."""
+    """Return what the theory says against this graph and compressor."""
+    return validate.check(_plan_of(config, schedule, compressor))
+
+
+def _plan_of(config: Config, schedule: Schedule, compressor: BoundedCompressor) -> validate.Plan:
+    """Return what the rules look at. The displacement of a user's own loop stands for one step of rate 1, however it
+    came about."""
     training = config.training
     if training.task == OWN_LOOP:
         training = TrainingOptions(task=OWN_LOOP, learning_rate=1.0, momentum="none")
-    return validate.check(
+    return validate.Plan(
         algorithm_spec(config),
         schedule,
         compressor,

@@ -9,8 +9,8 @@ rounds; numbers that are judgements stand as constants with their reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -109,32 +109,36 @@ class Finding:
     """What is wrong and what to change."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Plan:
-    """Everything that the rules look at."""
+    """Everything that the rules look at, under the names of the configuration."""
 
     spec: AlgorithmSpec
     schedule: Schedule
     compressor: Compressor
-    averaging_rate: float
-    learning_rate: float
-    momentum: str
-    beta: float
-    local_steps: int
-    late: str
-    max_skipped_rounds: int
-    rounds: int
-    final_rounds: int
-    theta_mode: str
-    theta: tuple[float, ...]
-    server: int
-    push_weight_guard: float
-    min_push_weight: float
-    layer_size: int
-    gradient_bound: float
-    typical_weight: float
-    robust: RobustMixing | None
-    drift_correction: float | Literal["auto"]
+    _: KW_ONLY
+    averaging_rate: float = 1.0
+    learning_rate: float = 0.1
+    momentum: str = "none"
+    beta: float = 0.9
+    local_steps: int = 1
+    late: str = "wait"
+    max_skipped_rounds: int = 20
+    rounds: int = 1000
+    final_rounds: int = 0
+    theta_mode: str = "verified"
+    theta: float = 2.0
+    server: int = 0
+    push_weight_guard: float = 0.5
+    min_push_weight: float = 1e-6
+    layer_size: int = 10_000
+    """Of the largest layer."""
+    gradient_bound: float = 1.0
+    """G∞, the largest coordinate of a gradient."""
+    typical_weight: float = 0.05
+    """The root mean square of the model's weights."""
+    robust: RobustMixing | None = None
+    drift_correction: float | Literal["auto"] = 0.0
 
     @property
     def num_peers(self) -> int:
@@ -174,60 +178,8 @@ class Plan:
         return self.bound.contraction
 
 
-def check(
-    spec: AlgorithmSpec,
-    schedule: Schedule,
-    compressor: Compressor,
-    *,
-    averaging_rate: float = 1.0,
-    learning_rate: float = 0.1,
-    momentum: str = "none",
-    beta: float = 0.9,
-    local_steps: int = 1,
-    late: str = "wait",
-    max_skipped_rounds: int = 20,
-    rounds: int = 1000,
-    final_rounds: int = 0,
-    theta_mode: str = "verified",
-    theta: float | Sequence[float] = 2.0,
-    server: int = 0,
-    push_weight_guard: float = 0.5,
-    min_push_weight: float = 1e-6,
-    layer_size: int = 10_000,
-    gradient_bound: float = 1.0,
-    typical_weight: float = 0.05,
-    robust: RobustMixing | None = None,
-    drift_correction: float | Literal["auto"] = 0.0,
-) -> list[Finding]:
-    """Return everything found against the configuration, errors first; none for a sound one.
-
-    `layer_size` is that of the largest layer; `gradient_bound` G∞, the largest coordinate of a gradient;
-    `typical_weight` the root mean square of the model's weights. The other names are those of the configuration.
-    """
-    plan = Plan(
-        spec=spec,
-        schedule=schedule,
-        compressor=compressor,
-        averaging_rate=averaging_rate,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        beta=beta,
-        local_steps=local_steps,
-        late=late,
-        max_skipped_rounds=max_skipped_rounds,
-        rounds=rounds,
-        final_rounds=final_rounds,
-        theta_mode=theta_mode,
-        theta=tuple(theta) if isinstance(theta, Sequence) else (theta,),
-        server=server,
-        push_weight_guard=push_weight_guard,
-        min_push_weight=min_push_weight,
-        layer_size=layer_size,
-        gradient_bound=gradient_bound,
-        typical_weight=typical_weight,
-        robust=robust,
-        drift_correction=drift_correction,
-    )
+def check(plan: Plan) -> list[Finding]:
+    """Return everything found against the plan, errors first; none for a sound one."""
     findings = [finding for rule in RULES for finding in rule(plan)]
     return sorted(findings, key=lambda finding: finding.level != "error")
 
@@ -477,7 +429,7 @@ def _theta_is_useful(plan: Plan) -> Iterator[Finding]:
     code = _modulo_code(plan.compressor)
     if not plan.spec.modulo or code is None or delta(*code) >= 0.5 or plan.theta_mode == "verified":
         return
-    theta = max(plan.theta) if plan.theta_mode == "constant" else _theorem_theta(plan)
+    theta = plan.theta if plan.theta_mode == "constant" else _theorem_theta(plan)
     if theta is None:
         return
     worst = delta(*code) * modulus(theta, *code)
