@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import dataclasses
 import enum
 import threading
 from collections.abc import Collection, Mapping, Set
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
@@ -27,7 +28,10 @@ _LOCK = type(threading.Lock())
 copyreg.pickle(_LOCK, lambda lock: (threading.Lock, ()))
 
 _LEFT_OUT = frozenset(
-    {"duplicates", "refused_frames", "theirs", "ours", "scratch", "spare", "matrices", "stopwatch", "cpu_clock"}
+    {
+        *("duplicates", "refused_frames", "theirs", "ours", "scratch", "spare", "matrices", "stopwatch", "cpu_clock"),
+        "known_shares",
+    }
 )
 """Names of fields, without the underscore in front."""
 _ATOMS = (int, float, bool, bytes, str, type(None), enum.Enum, bytearray)
@@ -94,6 +98,10 @@ def fingerprint(value: object, shared: Collection[object] = ()) -> tuple[int, in
 
 
 def _fields(item: object) -> list[tuple[str, object]]:
+    value: Any = item
+    if getattr(getattr(value, "__dataclass_params__", None), "frozen", False):
+        # What else such a value has is computed from these, and kept.
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     found: list[tuple[str, object]] = []
     for cls in type(item).__mro__:
         slots = cls.__dict__.get("__slots__", ())

@@ -284,7 +284,12 @@ class _Peer:
             case 1:
                 incoming.receipt(neighbor, random.choice((0, 1, 5, 1 << 62, (1 << 64) - 1)))
             case 2:
-                incoming.link_down(neighbor, random.choice(("gone", "\x1b]0;x\x07", "a\nb")))
+                reason = random.choice(("gone", "\x1b]0;x\x07", "a\nb"))
+
+                async def go() -> None:
+                    incoming.link_down(neighbor, reason)
+
+                asyncio.run(go())
             case 3:
                 incoming.last_received(neighbor)
             case 4:
