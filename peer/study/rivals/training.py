@@ -46,13 +46,16 @@ def main() -> None:
     workers = [context.Process(target=_work, args=(orders, config, setup, rank)) for rank in range(orders.num_workers)]
     for worker in workers:
         worker.start()
-    while running := [worker for worker in workers if worker.exitcode is None]:
+    running = workers
+    while running and not any(worker.exitcode for worker in workers):
         wait([worker.sentinel for worker in running])
-        if any(worker.exitcode for worker in workers):
-            # The others would wait for it.
-            for worker in running:
-                worker.kill()
-            sys.exit(1)
+        running = [worker for worker in workers if worker.exitcode is None]
+    # Also where all of them failed at once.
+    if any(worker.exitcode for worker in workers):
+        # The others would wait for it.
+        for worker in running:
+            worker.kill()
+        sys.exit(1)
 
 
 def _work(orders: TrainingOrders, config: Config, setup: RunSetup, rank: int) -> None:
