@@ -70,6 +70,14 @@ def evaluation_record(peer: int, done: int, split: str, found: Evaluation) -> Ev
     )
 
 
+def average(states: Sequence[tuple[FloatArray, float]]) -> FloatArray:
+    """Return the averaged model Σ x_i / Σ u_i of numerators and push-sum weights, in the precision of the first."""
+    total = np.zeros(states[0][0].shape, dtype=np.float64)
+    for x, _ in states:
+        total += x
+    return (total / sum(u for _, u in states)).astype(states[0][0].dtype)
+
+
 def consensus(done: int, models: Sequence[FloatArray]) -> ConsensusRecord:
     """Return the consensus distance (1/n) Σ ‖z_i − z̄‖₂ of the models after `done` rounds."""
     mean = np.zeros(models[0].shape, dtype=np.float64)

@@ -112,9 +112,9 @@ ROOMS: dict[str, set[str]] = {
         "state",
     },
     "cli": {
-        "compress", "config", "config_writer", "criterion", "daemon", "errors", "executors", "foreign_text", "gossip",
-        "links", "ops", "planning", "report", "run_plan", "run_progress", "run_summary", "simulate", "startup", "state",
-        "study", "sweep", "trackers", "train", "watch", "own_files",
+        "compress", "config", "config_writer", "criterion", "daemon", "errors", "executors", "foreign_text",
+        "foreign_values", "gossip", "links", "ops", "planning", "report", "run_plan", "run_progress", "run_summary",
+        "simulate", "startup", "state", "study", "sweep", "trackers", "train", "watch", "own_files",
     },
     "entry": {"cli"},
     "fork_server": {"own_files", "cli", "daemon", "startup"},

@@ -222,7 +222,9 @@ def verbosity() -> int:
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
     """Write one JSON document to stdout. Numbers that JSON cannot write (NaN, infinities) become null."""
-    click.echo(json.dumps(_finite(value), indent=indent, ensure_ascii=False, default=str))
+    from peer.foreign_values import finite
+
+    click.echo(json.dumps(finite(value), indent=indent, ensure_ascii=False, default=str))
 
 
 def is_interactive() -> bool:
@@ -324,13 +326,3 @@ def _usage_sentence(error: click.ClickException) -> str:
     sentence = error.format_message().rstrip(".")
     context = getattr(error, "ctx", None)
     return f"{sentence} (see {context.command_path} --help)" if context is not None else sentence
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and value - value != 0:
-        return None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value

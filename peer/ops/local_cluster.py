@@ -45,6 +45,7 @@ from peer.run_plan import refuse_errors, refuse_own_data, validate_config
 from peer.run_progress import PeerProgress, Progress
 from peer.run_setup import RunSetup
 from peer.run_summary import (
+    average,
     compare_with_single_process,
     consensus,
     describe_run,
@@ -430,14 +431,6 @@ class Cluster:
         self.central.flush()
         self.averaged_figure, self.consensus_distance = averaged.figure(self.setup.criterion), record.consensus_distance
         return averaged
-
-
-def average(states: list[tuple[FloatArray, float]]) -> FloatArray:
-    """Return the averaged model Σ x_i / Σ u_i, float32[n]."""
-    total = np.zeros(states[0][0].shape, dtype=np.float64)
-    for x, _ in states:
-        total += x
-    return (total / sum(u for _, u in states)).astype(np.float32)
 
 
 def up(

@@ -27,7 +27,7 @@ from peer.round_record import RoundRecord
 from peer.run_plan import refuse_own_data
 from peer.run_progress import PeerProgress, Progress
 from peer.run_setup import PeerTrainer, RunSetup
-from peer.run_summary import consensus, evaluation_record
+from peer.run_summary import average, consensus, evaluation_record
 from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
 from peer.simulate.rows import StackedRows
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore
@@ -245,7 +245,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
 
     def averaged_model(self) -> FloatArray:
         """Return Σ x_i / Σ u_i, float32[n]."""
-        return _average([(p.algorithm.x, p.algorithm.u) for p in self._counting()])
+        return average([(p.algorithm.x, p.algorithm.u) for p in self._counting()])
 
     def _counting(self) -> Sequence[AnyParticipant]:
         """Return the peers whose x and u count in averages."""
@@ -297,7 +297,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
 
     def _evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> None:
         models = _Models(states)
-        averaged = _average(states)
+        averaged = average(states)
         record = consensus(done, models)
         self.last_consensus = record.consensus_distance
         of_average = self._evaluate_average(averaged)
@@ -405,10 +405,3 @@ class _Models(Sequence[FloatArray]):
         x, u = self.states[peer]
         z: FloatArray = x / x.dtype.type(u)
         return z
-
-
-def _average(states: list[tuple[FloatArray, float]]) -> FloatArray:
-    total = np.zeros(states[0][0].shape, dtype=np.float64)
-    for x, _ in states:
-        total += x
-    return (total / sum(u for _, u in states)).astype(states[0][0].dtype)

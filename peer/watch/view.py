@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from peer.criterion import ACCURACY, Criterion
+from peer.foreign_values import finite
 from peer.report.curves import figure_axis
 from peer.report.line_chart import Axis, Line, Points, line_chart
 from peer.watch.events import Event
@@ -136,15 +137,7 @@ def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+        return json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"))
 
 
 def _draw(snapshot: Snapshot, figures: Figures, figure: History | None, average: History | None) -> dict[str, str]:
