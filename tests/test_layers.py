@@ -99,12 +99,12 @@ ROOMS: dict[str, set[str]] = {
         "own_files", "report", "round_record", "run_progress", "run_setup", "simulate", "state", "train",
     },
     "sweep": {
-        "config", "config_writer", "errors", "executors", "foreign_files", "foreign_values", "own_files",
-        "precision_choice", "report", "run_plan", "simulate", "state",
+        "config", "config_writer", "errors", "executors", "own_files", "precision_choice", "report", "run_plan",
+        "simulate", "state", "study",
     },
     "planning": {
-        "compress", "config", "errors", "foreign_values", "gossip", "links", "random", "run_plan", "run_progress",
-        "run_setup", "simulate", "state", "study", "train", "wire",
+        "compress", "config", "errors", "gossip", "links", "random", "run_plan", "run_progress", "run_setup",
+        "simulate", "state", "study", "train", "wire",
     },
     "trackers": {"errors", "report", "round_record", "state"},
     "watch": {

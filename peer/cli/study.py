@@ -134,11 +134,10 @@ def run(
     from peer.links import network
     from peer.study.folder import StudyFolder
     from peer.study.plan import find_study, read_plan
-    from peer.study.race_folder import RaceFolder
 
     plan, part = read_plan(find_study(name)), Shard.parse(shard)
     folder = folder or Path("runs") / plan.name
-    found = StudyFolder(plan, folder, packages)
+    found = StudyFolder(plan, folder, packages, data)
     if not only_curves and (reason := network.missing()) is not None:
         raise LinkError(f"{reason}; nothing was run")
     # Peers and namespaces are removed on the way out, as after Ctrl-C.
@@ -147,7 +146,7 @@ def run(
     def say(line: str) -> None:
         click.echo(line, err=True)
 
-    failed = 0 if plan.race is None or only_cells else RaceFolder(plan, folder, data).run(only, say, part)
+    failed = 0 if plan.race is None or only_cells else found.race.run(only, say, part)
     failed += 0 if only_curves else found.run(only, say, part)
     _write_report(found, sizes, as_json)
     if failed:
@@ -207,13 +206,13 @@ def merge(name: str, folders: tuple[Path, ...], folder: Path | None, sizes: tupl
 def _write_report(found: StudyFolder, sizes: tuple[int, ...], as_json: bool) -> None:
     from peer.study import race_tables, tables
 
-    page, rows = found.report(sizes or found.study.predicted_peers)
-    race, finishes = found.study.race, found.finishes(rows)
+    page, rows, finishes = found.report(sizes or found.study.predicted_peers)
+    race = found.study.race
     if as_json:
         results = {"report": str(page), "cells": [row.as_json() for row in rows]}
         print_json(results if race is None else results | {"race": [each.as_json() for each in finishes]})
         return
     click.echo(tables.as_text(found.study, rows))
     if race is not None:
-        click.echo(race_tables.as_text(race, finishes, found.curves()))
+        click.echo(race_tables.as_text(race, finishes, found.race.trained()))
     click.echo(f"report: {page}")

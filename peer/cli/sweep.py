@@ -93,17 +93,18 @@ def merge(file: Path, folders: tuple[Path, ...], folder: Path | None, as_json: b
 
 
 def _open(file: Path, folder: Path | None) -> SweepFolder:
+    from peer.study.description import read_description
     from peer.sweep.folder import SweepFolder
-    from peer.sweep.plan import read_plan
+    from peer.sweep.plan import Sweep
 
-    plan = read_plan(file)
+    plan = read_description(Sweep, file)
     return SweepFolder(plan, folder or Path("runs") / plan.name)
 
 
 def _report(found: SweepFolder, as_json: bool) -> None:
     from peer.sweep.folder import as_text
 
-    rows, missing = found.report(), len(found.missing())
+    rows, missing = found.report(), len(found.grid.missing())
     if as_json:
         from dataclasses import asdict
 

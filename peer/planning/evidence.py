@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from peer.errors import ConfigError
-from peer.foreign_values import parse_toml
+from peer.study.description import Table, read_description
 
 FILE = Path(__file__).with_name("evidence.toml")
 
@@ -18,11 +18,7 @@ Curve: TypeAlias = tuple[tuple[int, float], ...]
 Rival: TypeAlias = Literal["ddp", "ddp-fp16", "ddp-powersgd", "local-sgd"]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Option(_Table):
+class Option(Table):
     """Something that a plan may recommend."""
 
     name: str
@@ -35,7 +31,7 @@ class Option(_Table):
     """Steps of a peer between two exchanges: of local SGD, and of ours what `training.local_steps` says."""
 
 
-class Measured(_Table):
+class Measured(Table):
     """One run, or several runs of which the source gives the figures together."""
 
     option: str
@@ -46,7 +42,7 @@ class Measured(_Table):
     seed: int | None = None
 
 
-class Setting(_Table):
+class Setting(Table):
     """A task with all that the measurements on it have in common."""
 
     name: str
@@ -83,7 +79,7 @@ class Setting(_Table):
         return start + (end - start) * (accuracy - below) / (above - below)
 
 
-class Evidence(_Table):
+class Evidence(Table):
     """The whole file."""
 
     options: tuple[Option, ...]
@@ -104,4 +100,4 @@ class Evidence(_Table):
 
 def read(file: Path = FILE) -> Evidence:
     """Return the measurements."""
-    return Evidence.model_validate(parse_toml(file.read_text(encoding="utf-8")))
+    return read_description(Evidence, file)

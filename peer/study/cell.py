@@ -7,8 +7,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from peer.config import Config
 from peer.errors import SottoError
@@ -50,6 +52,23 @@ class CellResult:
     asked_round_trip_ms: float
     loss_curve: tuple[tuple[float, float, float], ...] = ()
     """(seconds, bytes that one peer has sent, mean training loss of the peers), round by round."""
+
+    @classmethod
+    def of(cls, ends: Sequence[Sequence[float]], settle: int, link: Measured, **figures: Any) -> Self:
+        """Return a measurement from the seconds at which each peer ended its rounds, of which the first `settle` do not
+        count, and from the other figures."""
+        means = [statistics.mean(together) for together in zip(*ends, strict=True)]
+        spans = [after - before for before, after in itertools.pairwise(means[settle - 1 :])]
+        return cls(
+            rounds=len(spans),
+            round_s=statistics.median(spans),
+            mean_round_s=statistics.mean(spans),
+            goodput_kbit=link.goodput_kbit,
+            round_trip_ms=link.round_trip_ms,
+            asked_kbit=link.asked_kbit,
+            asked_round_trip_ms=link.asked_round_trip_ms,
+            **figures,
+        )
 
 
 def settle_rounds(config: Config, num_peers: int) -> int:
@@ -97,11 +116,8 @@ def _run_to_the_end(cluster: Cluster, limit_s: float) -> None:
 
 
 def _rounds_of(folder: Path) -> list[RoundRecord]:
-    store = MetricsStore(folder / "metrics.sqlite", read_only=True)
-    try:
+    with closing(MetricsStore(folder / "metrics.sqlite", read_only=True)) as store:
         return store.rounds()
-    finally:
-        store.close()
 
 
 def summarize(records: Sequence[Sequence[RoundRecord]], sent: Sequence[int], settle: int, link: Measured) -> CellResult:
@@ -109,10 +125,7 @@ def summarize(records: Sequence[Sequence[RoundRecord]], sent: Sequence[int], set
 
     The first `settle` rounds, at least one, count for the interfaces' bytes and the curve of the loss only.
     """
-    rounds = len(records[0])
     settled = [row for rows in records for row in rows[settle:]]
-    ends = [statistics.mean(row.time_s for row in together) for together in zip(*records, strict=True)]
-    spans = [after - before for before, after in itertools.pairwise(ends[settle - 1 :])]
     curve, total = [], 0.0
     for together in zip(*records, strict=True):
         total += statistics.mean(row.frame_bytes for row in together)
@@ -120,19 +133,15 @@ def summarize(records: Sequence[Sequence[RoundRecord]], sent: Sequence[int], set
         if losses:
             seconds = statistics.mean(row.time_s for row in together)
             curve.append((seconds, total, statistics.mean(losses)))
-    return CellResult(
-        rounds=rounds - settle,
-        round_s=statistics.median(spans),
-        mean_round_s=statistics.mean(spans),
+    return CellResult.of(
+        [[row.time_s for row in rows] for rows in records],
+        settle,
+        link,
         train_s=statistics.mean(row.train_s for row in settled),
         gossip_s=statistics.mean(row.gossip_s for row in settled),
         wait_s=statistics.mean(row.wait_s for row in settled),
         cpu_s=statistics.mean(row.cpu_s for row in settled),
         payload_bytes=statistics.mean(row.payload_bytes for row in settled),
-        interface_bytes=statistics.mean(sent) / rounds,
-        goodput_kbit=link.goodput_kbit,
-        round_trip_ms=link.round_trip_ms,
-        asked_kbit=link.asked_kbit,
-        asked_round_trip_ms=link.asked_round_trip_ms,
+        interface_bytes=statistics.mean(sent) / len(records[0]),
         loss_curve=tuple(curve),
     )

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from peer.config import Config
-from peer.errors import ConfigError, DivergenceError, SottoError, StateError
+from peer.errors import ConfigError, DivergenceError, StateError
 from peer.executors import ALL, Shard
 from peer.foreign_files import read_as
 from peer.links.profiles import find
@@ -28,15 +28,17 @@ from peer.report.numbers import duration
 from peer.run_setup import RunSetup
 from peer.study import cell, predict, race_tables, tables
 from peer.study.checkout import commit
+from peer.study.grid import Files, one_by_one
 from peer.study.other_work import OtherWork
 from peer.study.plan import Contender, Study
-from peer.study.race import Curve
 from peer.study.race_folder import Finish, RaceFolder
 from peer.study.rival_cell import ready_model, run_rival
 from peer.study.row import Cell, Row, Scaled
 
 UNSHAPED = "unshaped"
 """The profile without limits."""
+StudyCell: TypeAlias = tuple[Contender, str, int]
+"""A contender, the profile of its links, and a seed."""
 _START_S = 20.0
 """Start-up time of a cell, for the estimate of the time left, until the first cell shows the real one."""
 
@@ -44,38 +46,38 @@ _START_S = 20.0
 class StudyFolder:
     """A study and the folder that keeps its results."""
 
-    def __init__(self, study: Study, folder: Path, packages: Path | None = None) -> None:
-        """`packages` is a folder of Python packages for rivals alone (pip install --target)."""
+    def __init__(self, study: Study, folder: Path, packages: Path | None = None, data: Path | None = None) -> None:
+        """`packages`: folder of Python packages for rivals alone (pip install --target). `data`: that of a race."""
         self.study, self._folder, self._packages = study, folder, packages
+        self.race = RaceFolder(study, folder, data)
         self._predictions: dict[tuple[str, str, int], float] = {}
         (folder / "cells").mkdir(parents=True, exist_ok=True)
         (folder / "computed").mkdir(exist_ok=True)
 
-    def missing(self, only: Sequence[str] = (), shard: Shard = ALL) -> list[tuple[Contender, str, int]]:
-        """Return the cells of a shard that have no file yet, all or those that `only` names. Raises ConfigError."""
-        return [each for each in shard.of([*self.study.cells(only)]) if not self._file(*each).exists()]
+    def cells(self, only: Sequence[str] = ()) -> Files[StudyCell, Cell]:
+        """Return the cells of the study, all or those that `only` names. Raises ConfigError."""
+        folder = self._folder / "cells"
+        return Files(self.study.cells(only), folder, Cell, lambda cell: f"{cell[0].name}--{cell[1]}--{cell[2]}")
 
     def run(self, only: Sequence[str], say: Callable[[str], None], shard: Shard = ALL) -> int:
         """Measure the missing cells of a shard and report each to `say`; return how many failed. Raises ConfigError."""
-        cells = self.missing(only, shard)
-        failed, overhead = 0, _START_S
-        for done, (contender, profile, seed) in enumerate(cells):
-            prediction, rounds = self.prediction(contender, profile)
-            left = sum(self._expected_s(*each) + overhead for each in cells[done:])
-            say(f"[{done + 1}/{len(cells)}, {duration(left)} left] {contender.name} on {profile}: {rounds} rounds")
+        grid, overhead = self.cells(only), _START_S
+        missing = grid.missing(shard)
+
+        def begin(position: int, cell: StudyCell) -> None:
+            left = sum(self._expected_s(*each) + overhead for each in missing[position:])
+            place = f"[{position + 1}/{len(missing)}, {duration(left)} left]"
+            say(f"{place} {cell[0].name} on {cell[1]}: {self.prediction(*cell[:2])[1]} rounds")
+
+        def measure(cell: StudyCell) -> Cell:
+            nonlocal overhead
             started, others = time.monotonic(), OtherWork()
-            try:
-                result = self._measure(contender, profile, seed, rounds)
-            except SottoError as error:
-                say(f"    failed: {error}")
-                failed += 1
-                continue
-            took = time.monotonic() - started
-            overhead = max(1.0, took - self._expected_s(contender, profile, seed))
-            measured = Cell(
-                contender=contender.name,
-                profile=profile,
-                seed=seed,
+            result = self._measure(*cell, self.prediction(*cell[:2])[1])
+            overhead = max(1.0, time.monotonic() - started - self._expected_s(*cell))
+            return Cell(
+                contender=cell[0].name,
+                profile=cell[1],
+                seed=cell[2],
                 step_s=self.study.step_s,
                 peers=self.study.peers,
                 commit=commit(),
@@ -83,31 +85,22 @@ class StudyFolder:
                 others_cpus=others.processors(),
                 result=result,
             )
-            measured.write(self._file(contender, profile, seed))
+
+        def tell(cell: StudyCell, row: Cell) -> str:
+            prediction, _ = self.prediction(*cell[:2])
             foreseen = f" (predicted {prediction:.3f})" if prediction is not None else ""
-            say(f"    {result.round_s:.3f} s a round{foreseen}, {result.interface_bytes / 1000:.1f} kB")
-        return failed
+            return f"{row.result.round_s:.3f} s a round{foreseen}, {row.result.interface_bytes / 1000:.1f} kB"
+
+        return grid.run(one_by_one(missing, begin, measure), tell, lambda _, text: say(f"    {text}"))
 
     def merge(self, folders: Sequence[Path]) -> int:
         """Take the cells and curves of this study out of other folders; return how many are new. Raises StateError
         where one was measured twice, or a folder is none of a study."""
-        own = [*(self._file(*each) for each in self.study.cells()), *RaceFolder(self.study, self._folder).files()]
-        new = 0
+        cells, curves = self.cells(), self.race.curves()
         for folder in folders:
             if not (folder / "cells").is_dir() and not (folder / "curves").is_dir():
                 raise StateError(f"{folder} contains no cells of a study")
-            for file in own:
-                other = folder / file.relative_to(self._folder)
-                if not other.exists():
-                    continue
-                content = other.read_bytes()
-                if not file.exists():
-                    file.parent.mkdir(exist_ok=True)
-                    write_whole(file, content)
-                    new += 1
-                elif file.read_bytes() != content:
-                    raise StateError(f"{other} and {file} are two measurements of one cell; move one away")
-        return new
+        return sum(cells.merge(folder / "cells") + curves.merge(folder / "curves") for folder in folders)
 
     def prediction(self, contender: Contender, profile: str) -> tuple[float | None, int]:
         """Return the prediction of the simulator (None for a rival), and how many rounds the cell will have."""
@@ -147,28 +140,15 @@ class StudyFolder:
 
     def rows(self) -> list[Row]:
         """Return the measured cells in the order of the study, with all figures."""
-        rows = []
-        for contender, profile, seed in self.study.cells():
-            file = self._file(contender, profile, seed)
-            if file.exists():
-                rows.append(self._row(contender, Cell.read(file)))
-        return rows
+        return [self._row(contender, measured) for (contender, _, _), measured in self.cells().rows()]
 
-    def curves(self) -> list[Curve]:
-        """Return the trained curves of the race; none where the study has no race."""
-        return RaceFolder(self.study, self._folder).curves()
-
-    def finishes(self, rows: Sequence[Row]) -> list[Finish]:
-        """Return what the race's curves and the cells of `rows` say together."""
-        return RaceFolder(self.study, self._folder).finishes([row.cell for row in rows])
-
-    def report(self, sizes: Sequence[int]) -> tuple[Path, list[Row]]:
-        """Write results.json, results.csv and report.html; return the last, and the rows.
+    def report(self, sizes: Sequence[int]) -> tuple[Path, list[Row], list[Finish]]:
+        """Write results.json, results.csv and report.html; return the last, the rows, and the finishes of the race.
 
         `sizes` are further numbers of peers to predict for.
         """
         rows = self.rows()
-        finishes = self.finishes(rows)
+        finishes = self.race.finishes([row.cell for row in rows])
         scaled = [
             Scaled(contender=contender.name, profile=profile, peers=size, round_s=found)
             for size in sizes
@@ -186,9 +166,9 @@ class StudyFolder:
         write_whole(self._folder / "results.csv", tables.as_csv(rows))
         page = self._folder / "report.html"
         race = self.study.race
-        sections = [] if race is None else race_tables.sections(race, finishes, self.curves())
+        sections = [] if race is None else race_tables.sections(race, finishes, self.race.trained())
         write_whole(page, tables.as_html(self.study, rows, scaled, sections))
-        return page, rows
+        return page, rows, finishes
 
     def _row(self, contender: Contender, measured: Cell) -> Row:
         """Return a cell with its prediction: the measured round without limits, plus what the simulator adds for links.
@@ -200,10 +180,10 @@ class StudyFolder:
         found, _ = self.prediction(contender, measured.profile)
         if found is None:
             return Row(cell=measured, rounds_to_target=rounds)
-        file = self._file(contender, UNSHAPED, measured.seed)
-        if measured.profile == UNSHAPED or not file.exists():
+        unshaped = self.cells().get((contender, UNSHAPED, measured.seed))
+        if measured.profile == UNSHAPED or unshaped is None:
             return Row(cell=measured, rounds_to_target=rounds, simulated_round_s=found)
-        alone = Cell.read(file).result.round_s
+        alone = unshaped.result.round_s
         foreseen = alone + found - self.study.step_s
         return Row(
             cell=measured,
@@ -231,18 +211,15 @@ class StudyFolder:
         prediction, rounds = self.prediction(contender, profile)
         if prediction is not None:
             return rounds * prediction
-        return rounds * self._rival_round_s(contender, profile) + self._rival_settle_s(contender, profile)
+        rival = self.study.rival(contender)
+        settle_s = rival.settle_models * self._model_s(profile) if rival else 0.0
+        return rounds * self._rival_round_s(contender, profile) + settle_s
 
     def _rival_round_s(self, contender: Contender, profile: str) -> float:
         """Return about how long a round of a rival takes: the step, and sending over the upload."""
         rival = self.study.rival(contender)
         step_s = self.study.step_s * self.study.steps_per_round(contender)
         return step_s + (rival.sent_models * self._model_s(profile) if rival else 0.0)
-
-    def _rival_settle_s(self, contender: Contender, profile: str) -> float:
-        """Return about how long a rival runs before the rounds that count."""
-        rival = self.study.rival(contender)
-        return rival.settle_models * self._model_s(profile) if rival else 0.0
 
     def _model_s(self, profile: str) -> float:
         """Return how long a float32 model takes over the upload."""
@@ -277,6 +254,3 @@ class StudyFolder:
             write_whole(file, json.dumps(found) + "\n")
         kept: dict[str, float | None] = read_as(dict[str, Any], file)
         return kept.get(key)
-
-    def _file(self, contender: Contender, profile: str, seed: int) -> Path:
-        return self._folder / "cells" / f"{contender.name}--{profile}--{seed}.json"

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from peer.config import Config, load
 from peer.errors import ConfigError
-from peer.foreign_values import parse_toml
 from peer.links.profiles import PROFILES
-from peer.study import rivals
+from peer.study import description, rivals
+from peer.study.description import Table, read_description
 from peer.study.rivals.worker import steps_per_round
 
 FILES = Path(__file__).with_name("files")
 """The studies that come with the package."""
 
 
-class _Table(BaseModel):
-    """A frozen table; unknown keys are refused."""
+class Contender(description.Contender):
+    """One algorithm with its compressor and graph, or a program of somebody else: then the options are those of the job
+    of ours that stands for it where the rounds to the target are counted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Contender(_Table):
-    """One algorithm with its compressor and graph, or a program of somebody else."""
-
-    name: str
-    options: tuple[str, ...] = ()
-    """Overrides of the job, section.key=value. For a rival, the job of ours that stands for it where the rounds to the
-    target are counted."""
     rival: str | None = None
     """Name of the program that runs instead (see `Rival`); None: one of our algorithms."""
     settings: Mapping[str, float | str] = Field(default_factory=dict)
@@ -45,7 +37,7 @@ class Contender(_Table):
     """Its place in the order of finish according to the paper."""
 
 
-class Rival(_Table):
+class Rival(Table):
     """A program of somebody else, and the figures that a study needs before it runs."""
 
     program: Path
@@ -76,7 +68,7 @@ a target with it, for the lossy hooks as well, which favours them.
 """
 
 
-class Target(_Table):
+class Target(Table):
     """A real job in which the rounds to an accuracy are counted, once for each algorithm, unshaped."""
 
     job: tuple[str, ...] = ()
@@ -85,7 +77,7 @@ class Target(_Table):
     """Of the averaged model."""
 
 
-class Race(_Table):
+class Race(Table):
     """Training on real data: accuracy by step of every contender, beside the seconds of its cells."""
 
     job: tuple[str, ...]
@@ -101,7 +93,7 @@ class Race(_Table):
     seeds: tuple[int, ...] = (0,)
 
 
-class Study(_Table):
+class Study(Table):
     """The content of a study file."""
 
     name: str
@@ -153,13 +145,10 @@ class Study(_Table):
                 valid = ", ".join([*names, *self.profiles])
                 problem = "is neither a contender nor a profile of the study"
                 raise ConfigError(problem, key="--only", value=name, valid=valid)
-        contenders = [each for each in self.contenders if each.name in only or not {*names} & {*only}]
-        contenders = [each for each in contenders if each.timed_as is None]
         profiles = [each for each in self.profiles if each in only or not {*self.profiles} & {*only}]
-        for profile in profiles:
-            for seed in self.seeds:
-                for contender in contenders:
-                    yield contender, profile, seed
+        contenders = [each for each in self._chosen(only) if each.timed_as is None]
+        for profile, seed, contender in itertools.product(profiles, self.seeds, contenders):
+            yield contender, profile, seed
 
     def config(self, contender: Contender, seed: int, rounds: int) -> Config:
         """Return the job of one of our contenders. Raises ConfigError."""
@@ -180,14 +169,14 @@ class Study(_Table):
         """Yield (contender, skew, seed) of all curves of the race, seed by seed; `only` as in `cells`."""
         if self.race is None:
             return
-        chosen = {each.name for each in self.contenders} & {*only}
-        contenders = [each for each in self.contenders if each.name in chosen or not chosen]
+        contenders = self._chosen(only)
         seeds = sorted({seed for each in contenders for seed in each.seeds or self.race.seeds})
-        for skew in self.race.skews:
-            for seed in seeds:
-                for contender in contenders:
-                    if seed in (contender.seeds or self.race.seeds):
-                        yield contender, skew, seed
+        for skew, seed, contender in itertools.product(self.race.skews, seeds, contenders):
+            if seed in (contender.seeds or self.race.seeds):
+                yield contender, skew, seed
+
+    def _chosen(self, only: Sequence[str]) -> Sequence[Contender]:
+        return [each for each in self.contenders if each.name in only] or self.contenders
 
     def race_settings(self, contender: Contender, skew: float, seed: int, data: Path | None) -> list[str]:
         """Return the overrides of the real job that one curve trains; `data`: the folder of its data."""
@@ -219,12 +208,7 @@ def find_study(name: str) -> Path:
 def read_plan(path: Path) -> Study:
     """Return the study that a file describes. Raises ConfigError that names what is wrong."""
     file = str(path)
-    try:
-        study = Study.model_validate(parse_toml(path.read_text(encoding="utf-8-sig")))
-    except ValidationError as error:
-        raise _config_error(error, file) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read as TOML: {error}", file=file) from None
+    study = read_description(Study, path)
     names = [each.name for each in study.contenders]
     if len({*names}) != len(names):
         raise ConfigError("two contenders have the same name", key="contenders", file=file)
@@ -250,13 +234,3 @@ def read_plan(path: Path) -> Study:
     folder = path.resolve().parent
     own = {name: each.model_copy(update={"program": folder / each.program}) for name, each in study.rivals.items()}
     return study.model_copy(update={"rivals": own})
-
-
-def _config_error(error: ValidationError, file: str) -> ConfigError:
-    first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "missing":
-        return ConfigError("is missing", key=key, file=file)
-    if first["type"] == "extra_forbidden":
-        return ConfigError("unknown key", key=key, file=file)
-    return ConfigError(f"is not valid: {first['msg']}", key=key, value=first["input"], file=file)

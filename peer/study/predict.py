@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from peer.config import Config
 from peer.criterion import ACCURACY
@@ -38,6 +41,16 @@ def link_model(profile: Profile) -> LinkModel:
     )
 
 
+@contextmanager
+def simulated(config: Config, num_peers: int, **options: Any) -> Iterator[MetricsStore]:
+    """Simulate a run, with options of `peer.simulate.run`, and lend its metrics. Raises SottoError."""
+    with tempfile.TemporaryDirectory(prefix="sotto-simulated-") as name:
+        directory = Path(name)
+        simulator.run(config, Path(), num_peers=num_peers, directory=directory, baseline=False, **options)
+        with closing(MetricsStore(directory / "metrics.sqlite", read_only=True)) as store:
+            yield store
+
+
 @dataclass(frozen=True)
 class Weight:
     """What a round is once all that follow are like it."""
@@ -55,12 +68,8 @@ def weigh(config: Config, num_peers: int, *, rounds: int = 6) -> Weight:
     have no reference codes yet.
     """
     short = config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})
-    with tempfile.TemporaryDirectory(prefix="sotto-frames-") as name:
-        directory = Path(name)
-        simulator.run(short, Path(), num_peers=num_peers, directory=directory, baseline=False)
-        store = MetricsStore(directory / "metrics.sqlite", read_only=True)
+    with simulated(short, num_peers) as store:
         settled = [record for record in store.rounds() if record.round >= rounds - _WEIGHED_ROUNDS]
-        store.close()
     messages = sum(record.messages for record in settled)
     frames = sum(record.frame_bytes for record in settled)
     # Other work on this machine makes a round longer, never shorter.
@@ -130,12 +139,6 @@ def rounds_to_target(config: Config, num_peers: int, accuracy: float) -> int | N
         if progress.criterion == ACCURACY and averaged is not None and averaged >= accuracy:
             stop.set()
 
-    with tempfile.TemporaryDirectory(prefix="sotto-target-") as name:
-        directory = Path(name)
-        simulator.run(
-            config, Path(), num_peers=num_peers, directory=directory, baseline=False, on_progress=look, stop=stop
-        )
-        store = MetricsStore(directory / "metrics.sqlite", read_only=True)
+    with simulated(config, num_peers, on_progress=look, stop=stop) as store:
         reached = [each.round for each in store.evaluations() if each.peer == -1 and each.accuracy >= accuracy]
-        store.close()
     return min(reached, default=None)

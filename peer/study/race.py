@@ -20,17 +20,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
 
 from peer import gossip
 from peer.config import load
 from peer.errors import SottoError
-from peer.foreign_files import read_as
-from peer.own_files import write_whole
-from peer.simulate import run as simulator
-from peer.state.metrics import EvaluationRecord, MetricsStore
+from peer.state.metrics import EvaluationRecord
 from peer.study.checkout import commit
+from peer.study.grid import FileRow
 from peer.study.plan import Contender, Study
+from peer.study.predict import simulated
 from peer.study.rivals.training_orders import PROGRAM, TrainingOrders
 
 AVERAGED = -1
@@ -50,7 +48,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class Curve(FileRow):
     """The curve of one contender with one seed."""
 
     contender: str
@@ -62,15 +60,6 @@ class Curve:
     payload_bytes: float | None
     """Compressed numbers that one peer sends for each step, on average; None for a rival, which does not count them."""
     points: tuple[Point, ...]
-
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        """Read what `write` wrote."""
-        return read_as(cls, file, infinite="kept")
-
-    def write(self, file: Path) -> None:
-        """Write the curve as JSON; an interruption leaves no partial file."""
-        write_whole(file, (json.dumps(asdict(self), indent=1) + "\n").encode())
 
     def steps_to(self, accuracy: float) -> float | None:
         """Return after how many steps the worst peer is that accurate, linear between evaluations; None if never."""
@@ -107,23 +96,12 @@ def train(study: Study, contender: Contender, skew: float, seed: int, data: Path
 def _own_points(study: Study, contender: Contender, settings: Sequence[str]) -> tuple[float, tuple[Point, ...]]:
     """Return the payload of a step, and the points."""
     period = study.steps_per_round(contender)
-    with tempfile.TemporaryDirectory(prefix="sotto-curve-") as name:
-        directory = Path(name)
-        config = load(environment={}, overrides=list(settings))
-        # As many processes as there are processors, like the rivals; no bit depends on their number.
-        has_rounds = not gossip.ALGORITHMS[config.algorithm.name].spec.asynchronous
-        simulator.run(
-            config,
-            Path(),
-            num_peers=study.peers,
-            directory=directory,
-            stacked=True,
-            workers=os.cpu_count() or 1 if has_rounds else 1,
-            baseline=False,
-        )
-        store = MetricsStore(directory / "metrics.sqlite", read_only=True)
+    config = load(environment={}, overrides=list(settings))
+    # As many processes as there are processors, like the rivals; no bit depends on their number.
+    has_rounds = not gossip.ALGORITHMS[config.algorithm.name].spec.asynchronous
+    workers = os.cpu_count() or 1 if has_rounds else 1
+    with simulated(config, study.peers, stacked=True, workers=workers) as store:
         rounds, evaluations = store.rounds(), store.evaluations()
-        store.close()
     by_round: dict[int, list[EvaluationRecord]] = defaultdict(list)
     for each in evaluations:
         by_round[each.round].append(each)

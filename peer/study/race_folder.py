@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from peer.errors import SottoError
 from peer.executors import ALL, Shard
 from peer.report.numbers import duration, percent
 from peer.study import race
+from peer.study.grid import Files, one_by_one
 from peer.study.plan import Contender, Study
 from peer.study.race import Curve
 from peer.study.row import Cell
@@ -63,36 +63,30 @@ class RaceFolder:
         """`data`: the folder of the data set, for training alone."""
         self._study, self._folder, self._data = study, folder / "curves", data
 
-    def missing(self, only: Sequence[str] = (), shard: Shard = ALL) -> list[tuple[Contender, float, int]]:
-        """Return the curves of a shard that have no file yet."""
-        return [each for each in shard.of([*self._study.curves(only)]) if not self._file(*each).exists()]
+    def curves(self, only: Sequence[str] = ()) -> Files[tuple[Contender, float, int], Curve]:
+        """Return the curves (contender, skew, seed) in the order of the study; of those that `only` names, if any."""
+        curves, folder = self._study.curves(only), self._folder
+        return Files(curves, folder, Curve, lambda cell: f"{cell[0].name}--{cell[1]:g}--{cell[2]}")
+
+    def trained(self) -> list[Curve]:
+        """Return the curves that were trained."""
+        return [curve for _, curve in self.curves().rows()]
 
     def run(self, only: Sequence[str], say: Callable[[str], None], shard: Shard = ALL) -> int:
         """Train the missing curves of a shard and report each to `say`; return how many failed."""
-        curves, failed = self.missing(only, shard), 0
-        self._folder.mkdir(parents=True, exist_ok=True)
-        took: list[float] = []
-        for done, (contender, skew, seed) in enumerate(curves):
-            left = f", {duration(statistics.mean(took) * (len(curves) - done))} left" if took else ""
-            say(f"[{done + 1}/{len(curves)}{left}] {contender.name} at skew {skew:g}, seed {seed}")
-            try:
-                curve = race.train(self._study, contender, skew, seed, self._data)
-            except SottoError as error:
-                say(f"    failed: {error}")
-                failed += 1
-                continue
-            curve.write(self._file(contender, skew, seed))
+        grid = self.curves(only)
+        missing, took = grid.missing(shard), list[float]()
+
+        def begin(position: int, cell: tuple[Contender, float, int]) -> None:
+            left = f", {duration(statistics.mean(took) * (len(missing) - position))} left" if took else ""
+            say(f"[{position + 1}/{len(missing)}{left}] {cell[0].name} at skew {cell[1]:g}, seed {cell[2]}")
+
+        def tell(_: object, curve: Curve) -> str:
             took.append(curve.seconds)
-            say(f"    worst peer {percent(curve.points[-1].worst)} after {curve.points[-1].steps} steps")
-        return failed
+            return f"worst peer {percent(curve.points[-1].worst)} after {curve.points[-1].steps} steps"
 
-    def curves(self) -> list[Curve]:
-        """Return all trained curves in the order of the study."""
-        return [Curve.read(file) for file in self.files() if file.exists()]
-
-    def files(self) -> list[Path]:
-        """Return the file of each curve, trained or not."""
-        return [self._file(*each) for each in self._study.curves()]
+        outcomes = one_by_one(missing, begin, lambda cell: race.train(self._study, *cell, self._data))
+        return grid.run(outcomes, tell, lambda _, text: say(f"    {text}"))
 
     def finishes(self, cells: Sequence[Cell]) -> list[Finish]:
         """Return what curves and cells say together, by skew and profile, the fastest to the last target first."""
@@ -100,7 +94,7 @@ class RaceFolder:
             return []
         measured = {(cell.contender, cell.profile): cell for cell in cells}
         groups: dict[tuple[float, str], list[Curve]] = defaultdict(list)
-        for curve in self.curves():
+        for curve in self.trained():
             groups[curve.skew, curve.contender].append(curve)
         contenders = {each.name: each for each in self._study.contenders}
         found = []
@@ -130,9 +124,6 @@ class RaceFolder:
             interface_bytes=cell.result.interface_bytes / period,
             steps_to=tuple(_mean_steps(curves, target) for target in self._study.race.targets),
         )
-
-    def _file(self, contender: Contender, skew: float, seed: int) -> Path:
-        return self._folder / f"{contender.name}--{skew:g}--{seed}.json"
 
 
 def _mean_steps(curves: Sequence[Curve], target: float) -> float | None:

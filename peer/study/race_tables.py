@@ -8,6 +8,7 @@ from peer.report import page
 from peer.report.comparison import style
 from peer.report.line_chart import Axis, Line, Unit, line_chart
 from peer.report.numbers import MISSING, percent, significant, size
+from peer.study.grid import aligned
 from peer.study.plan import Race
 from peer.study.race import Curve
 from peer.study.race_folder import Finish
@@ -25,10 +26,7 @@ def as_text(race: Race, finishes: Sequence[Finish], curves: Sequence[Curve]) -> 
     tables += [(f"race at skew {skew:g}, {name}", *_table(race, here)) for skew, name, here in _groups(race, finishes)]
     lines: list[str] = []
     for title, heads, table in tables:
-        rows = [heads, *table]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-        lines += ["", title]
-        lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines += ["", title, *aligned([heads, *table])]
     return "\n".join(lines)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import statistics
@@ -11,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -77,26 +76,21 @@ def run_rival(
             for process in workers:
                 process.kill()
                 process.wait()
-    ends = [statistics.mean(together) for together in zip(*(result.ends for result in found), strict=True)]
-    spans = [after - before for before, after in itertools.pairwise(ends[settle - 1 :])]
     round_step_s = step_s * steps_per_round(settings or {})
-    return CellResult(
-        rounds=rounds - settle,
-        round_s=statistics.median(spans),
-        mean_round_s=statistics.mean(spans),
+    result = CellResult.of(
+        [worker.ends for worker in found],
+        settle,
+        link,
         train_s=round_step_s,
         gossip_s=0.0,
-        wait_s=statistics.median(spans) - round_step_s,
-        cpu_s=statistics.mean(result.cpu_s for result in found) / rounds,
+        wait_s=0.0,
+        cpu_s=statistics.mean(worker.cpu_s for worker in found) / rounds,
         payload_bytes=0.0,
         interface_bytes=statistics.mean(
-            (result.sent_bytes[-1] - result.sent_bytes[settle - 1]) / (rounds - settle) for result in found
+            (worker.sent_bytes[-1] - worker.sent_bytes[settle - 1]) / (rounds - settle) for worker in found
         ),
-        goodput_kbit=link.goodput_kbit,
-        round_trip_ms=link.round_trip_ms,
-        asked_kbit=link.asked_kbit,
-        asked_round_trip_ms=link.asked_round_trip_ms,
     )
+    return replace(result, wait_s=result.round_s - round_step_s)
 
 
 def ready_model(name: str) -> torch.nn.Module:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from peer.foreign_files import read_as
 from peer.foreign_values import as_kind
-from peer.own_files import write_whole
 from peer.study.cell import CellResult
+from peer.study.grid import FileRow
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(FileRow):
     """One measurement and the conditions under which it was made."""
 
     contender: str
@@ -29,21 +28,17 @@ class Cell:
     """Processors that other work kept busy during the measurement."""
     result: CellResult
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Any]:
         """Return one flat table."""
         own = {name: value for name, value in asdict(self).items() if name != "result"}
         return own | asdict(self.result)
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read what `write` wrote. Raises as `read_as`."""
+        """Read what `as_json` says."""
         own = read_as(dict[str, Any], file, infinite="kept")
         own["result"] = {each.name: own.pop(each.name) for each in fields(CellResult) if each.name in own}
         return as_kind(cls, own, file)
-
-    def write(self, file: Path) -> None:
-        """Write the cell as JSON; an interruption leaves no partial file."""
-        write_whole(file, (json.dumps(self.as_json(), indent=1) + "\n").encode())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from html import escape
 from peer.report import page
 from peer.report.line_chart import Axis, Line, Unit, line_chart
 from peer.report.numbers import MISSING, significant, size
+from peer.study.grid import aligned
 from peer.study.plan import Study
 from peer.study.row import Row, Scaled
 
@@ -42,10 +43,7 @@ def as_text(study: Study, rows: Sequence[Row]) -> str:
         heads, table = _table(study, rows, profile)
         if not table:
             continue
-        cells = [heads, *table]
-        widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-        lines += ["", profile]
-        lines += ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+        lines += ["", profile, *aligned([heads, *table])]
     return "\n".join(lines)
 
 

@@ -6,15 +6,15 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from peer.config import load
 from peer.errors import DivergenceError, SottoError
-from peer.foreign_files import read_as
 from peer.run_plan import algorithm_spec
 from peer.simulate import run as simulator
 from peer.state.metrics import Summary
-from peer.sweep.plan import Planned, Sweep
+from peer.study.grid import FileRow
+from peer.sweep.plan import Planned, Sweep, describe
 
 _FIGURES = (
     "completed_rounds", "averaged_accuracy", "worst_accuracy", "averaged_metrics", "worst_metrics",
@@ -24,7 +24,7 @@ _FIGURES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(FileRow):
     """What became of a cell, and where."""
 
     contender: str
@@ -35,10 +35,17 @@ class Cell:
     seconds: float
     """It took so long."""
 
-    @classmethod
-    def read(cls, path: Path) -> Cell:
-        """Return a cell from its file."""
-        return read_as(cls, path, infinite="kept")
+    indent = None
+
+    def difference(self, other: Self) -> str | None:
+        """Name the figures that depend on the machine, where they must not. How long it took may differ."""
+        if self.result == other.result:
+            return None
+        differing = [name for name in other.result if other.result[name] != self.result.get(name)]
+        return (
+            f"differ in {', '.join(differing)}: {describe(self.contender, self.values, self.seed)} was computed with "
+            "different versions or processors; move one of the files away"
+        )
 
 
 def request(planned: Planned, sweep: Sweep) -> tuple[str, int, bool]:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from peer.errors import StateError
+from peer.errors import SottoError, StateError
 from peer.executors import ALL, Computing, Shard
 from peer.own_files import write_whole
 from peer.report.numbers import duration, percent, size
+from peer.study.grid import Files, aligned
 from peer.sweep.cell import Cell, request, simulate
 from peer.sweep.plan import Planned, Sweep, cells
 
@@ -28,12 +30,7 @@ class SweepFolder:
 
     def __init__(self, sweep: Sweep, folder: Path) -> None:
         self.sweep, self.folder = sweep, folder
-        self.planned = cells(sweep)
-        (folder / "cells").mkdir(parents=True, exist_ok=True)
-
-    def missing(self, shard: Shard = ALL) -> list[Planned]:
-        """Return the cells of a shard that have no file yet."""
-        return [planned for planned in shard.of(self.planned) if not self._file(planned).exists()]
+        self.grid: Files[Planned, Cell] = Files(cells(sweep), folder / "cells", Cell, lambda planned: planned.key)
 
     def run(
         self,
@@ -44,62 +41,41 @@ class SweepFolder:
         is_over: Callable[[], bool] = lambda: False,
     ) -> int:
         """Compute the missing cells of a shard, or those that have begun when it `is_over`; return how many failed."""
-        missing = self.missing(shard)
+        missing = self.grid.missing(shard)
         calls = [(planned, request(planned, self.sweep)) for planned in missing]
-        started, failed = time.monotonic(), 0
-        for done, (planned, answer) in enumerate(computing.results(simulate, calls, is_over), start=1):
-            content = json.loads(answer)
-            left = (time.monotonic() - started) / done * (len(missing) - done)
-            place = f"[{done}/{len(missing)}, {duration(left)} left] {planned.describe()}"
-            if "failed" in content:
-                failed += 1
-                say(f"{place}: failed: {content['failed']}")
-                continue
-            cell = Cell(contender=planned.contender, values=dict(planned.values), seed=planned.seed, **content)
-            self._write(planned, cell)
-            say(f"{place}: {_outcome(cell)}")
-        return failed
+        started, done = time.monotonic(), itertools.count(1)
+
+        def say_one(planned: Planned, text: str) -> None:
+            number = next(done)
+            left = (time.monotonic() - started) / number * (len(missing) - number)
+            say(f"[{number}/{len(missing)}, {duration(left)} left] {planned.describe()}: {text}")
+
+        answers = computing.results(simulate, calls, is_over)
+        outcomes = ((planned, _row(planned, json.loads(answer))) for planned, answer in answers)
+        return self.grid.run(outcomes, lambda _, row: _outcome(row), say_one)
 
     def merge(self, folders: Sequence[Path]) -> int:
         """Take the cells of this sweep out of other folders; return how many are new. Raises StateError where two
         folders have different results of one cell, or one is no folder of a sweep."""
-        new = 0
         for folder in folders:
             if not (folder / "cells").is_dir():
                 raise StateError(f"{folder} contains no cells of a sweep")
-            for planned in self.planned:
-                other = folder / "cells" / self._file(planned).name
-                if not other.exists():
-                    continue
-                theirs, own = Cell.read(other), self._file(planned)
-                if not own.exists():
-                    self._write(planned, theirs)
-                    new += 1
-                elif (ours := Cell.read(own)).result != theirs.result:
-                    differing = [name for name in theirs.result if theirs.result[name] != ours.result.get(name)]
-                    raise StateError(
-                        f"{other} and {own} differ in {', '.join(differing)}: {planned.describe()} was computed with "
-                        "different versions or processors; move one of the files away"
-                    )
-        return new
-
-    def rows(self) -> list[Cell]:
-        """Return the cells that there are, in the order of the sweep."""
-        return [Cell.read(self._file(planned)) for planned in self.planned if self._file(planned).exists()]
+        return sum(self.grid.merge(folder / "cells") for folder in folders)
 
     def report(self) -> list[Cell]:
-        """Write results.json and results.csv; return the cells."""
-        rows = self.rows()
+        """Write results.json and results.csv; return the cells that there are, in the order of the sweep."""
+        rows = [row for _, row in self.grid.rows()]
         document = {"sweep": self.sweep.model_dump(mode="json"), "cells": [asdict(row) for row in rows]}
+        self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / "results.json", json.dumps(document, indent=1) + "\n")
         write_whole(self.folder / "results.csv", as_csv(self.sweep, rows))
         return rows
 
-    def _write(self, planned: Planned, cell: Cell) -> None:
-        write_whole(self._file(planned), json.dumps(asdict(cell), ensure_ascii=False) + "\n")
 
-    def _file(self, planned: Planned) -> Path:
-        return self.folder / "cells" / f"{planned.key}.json"
+def _row(planned: Planned, answer: Mapping[str, Any]) -> Cell | SottoError:
+    if "failed" in answer:
+        return SottoError(answer["failed"])
+    return Cell(contender=planned.contender, values=dict(planned.values), seed=planned.seed, **answer)
 
 
 def as_csv(sweep: Sweep, rows: Sequence[Cell]) -> str:
@@ -124,10 +100,7 @@ def as_text(sweep: Sweep, rows: Sequence[Cell]) -> str:
         figures = [percent(found.get("worst_accuracy")), percent(found.get("averaged_accuracy"))]
         values = [str(row.values[key]) for key in sweep.axes]
         lines.append([row.contender, *values, str(row.seed), ended, *figures, size(found.get("payload_bytes"))])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return "\n".join(aligned(lines, left=True))
 
 
 def _is_table(value: Any) -> bool:

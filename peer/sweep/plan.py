@@ -7,32 +7,17 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from peer.config import Config, load
 from peer.config_writer import spell
 from peer.errors import ConfigError
-from peer.foreign_values import parse_toml
 from peer.precision_choice import FASTEST
+from peer.study.description import Contender, Table
 
 
-class _Table(BaseModel):
-    """A frozen table; unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Contender(_Table):
-    """Options that belong together, under a name."""
-
-    name: str
-    options: tuple[str, ...] = ()
-    """Overrides, section.key=value."""
-
-
-class Sweep(_Table):
+class Sweep(Table):
     """The content of a sweep file."""
 
     name: str
@@ -62,8 +47,13 @@ class Planned:
 
     def describe(self) -> str:
         """Return the cell in a few words."""
-        values = [f"{key.rpartition('.')[2]} {value}" for key, value in self.values.items()]
-        return ", ".join([self.contender, *values, f"seed {self.seed}"])
+        return describe(self.contender, self.values, self.seed)
+
+
+def describe(contender: str, values: Mapping[str, str | int | float | bool], seed: int) -> str:
+    """Return a cell in a few words."""
+    chosen = [f"{key.rpartition('.')[2]} {value}" for key, value in values.items()]
+    return ", ".join([contender, *chosen, f"seed {seed}"])
 
 
 def cells(sweep: Sweep) -> list[Planned]:
@@ -93,19 +83,6 @@ def cells(sweep: Sweep) -> list[Planned]:
                     raise ConfigError(f"{planned.describe()} is the same run as {found[key].describe()}", key="axes")
                 found[key] = planned
     return list(found.values())
-
-
-def read_plan(path: Path) -> Sweep:
-    """Return the sweep that a file describes. Raises ConfigError that names what is wrong."""
-    file = str(path)
-    try:
-        return Sweep.model_validate(parse_toml(path.read_text(encoding="utf-8-sig")))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"is not valid: {first['msg']}", key=key, file=file) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read as TOML: {error}", file=file) from None
 
 
 def _key(config: Config, sweep: Sweep) -> str:

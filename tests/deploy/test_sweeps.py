@@ -47,5 +47,5 @@ def test_the_tasks_of_a_slurm_array_complete_a_sweep(tmp_path: Path) -> None:
     ]
     assert [task.wait() for task in tasks] == [0, 0]
     found = SweepFolder(sweep, folder)
-    assert found.missing() == []
+    assert found.grid.missing() == []
     assert [row["ended"] for row in results(found)] == ["completed"] * 4

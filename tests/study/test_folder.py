@@ -40,9 +40,9 @@ def cell(contender: str, profile: str, round_s: float = 1.0) -> Cell:
 
 def test_a_study_goes_on_with_what_is_missing(study: Study, tmp_path: Path) -> None:
     folder = StudyFolder(study, tmp_path / "out")
-    assert len(folder.missing()) == 4
+    assert len(folder.cells().missing()) == 4
     cell("full", "10mbit").write(tmp_path / "out" / "cells" / "full--10mbit--0.json")
-    assert [(contender.name, profile) for contender, profile, _ in folder.missing()] == [
+    assert [(contender.name, profile) for contender, profile, _ in folder.cells().missing()] == [
         ("ddp", "10mbit"),
         ("full", THIN),
         ("ddp", THIN),
@@ -87,7 +87,7 @@ def test_report_holds_tables_curves_and_figures(study: Study, tmp_path: Path) ->
     folder = StudyFolder(study, out)
     for name, profile, round_s in (("full", THIN, 2.0), ("ddp", THIN, 4.0), ("full", "unshaped", 0.1)):
         cell(name, profile, round_s).write(out / "cells" / f"{name}--{profile}--0.json")
-    file, rows = folder.report([64])
+    file, rows, _ = folder.report([64])
     page = file.read_text()
     assert THIN in page
     assert page.count("<svg") >= 2
@@ -134,7 +134,7 @@ def test_a_study_runs_its_cells_with_real_peers_and_rivals(tmp_path: Path) -> No
     folder = StudyFolder(read(tmp_path, text), tmp_path / "out")
     said: list[str] = []
     assert folder.run([], said.append) == 0, said
-    assert folder.missing() == []
+    assert folder.cells().missing() == []
     full, ddp, local = (row.cell.result for row in folder.rows())
     # A round of eight steps, after which the same is sent as in a round of DDP.
     assert local.round_s > 8 * 0.05 + 60_000 * 8 / 1e6

@@ -95,7 +95,7 @@ def test_a_race_goes_on_with_the_curves_that_are_missing(
     assert any("does not start" in line for line in said)
     assert folder.run([], said.append) == 0
     assert trained[5:] == ["powersgd"]
-    assert folder.missing() == []
+    assert folder.curves().missing() == []
 
 
 def test_seconds_and_bytes_are_steps_times_those_of_a_step(study: Study, tmp_path: Path) -> None:

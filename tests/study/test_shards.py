@@ -62,7 +62,7 @@ def test_two_processes_train_halves_of_a_race_that_merge_to_the_whole(tmp_path: 
 
 def test_shards_share_the_cells_and_a_cell_counts_once(tmp_path: Path) -> None:
     study = read(tmp_path)
-    halves = [StudyFolder(study, tmp_path / f"part-{part}").missing([], Shard(part, 2)) for part in range(2)]
+    halves = [StudyFolder(study, tmp_path / f"part-{part}").cells().missing(Shard(part, 2)) for part in range(2)]
     names = [[(contender.name, profile) for contender, profile, _ in half] for half in halves]
     assert [len(half) for half in names] == [2, 2]
     assert not {*names[0]} & {*names[1]}
@@ -77,7 +77,7 @@ def test_shards_share_the_cells_and_a_cell_counts_once(tmp_path: Path) -> None:
     parts = [tmp_path / "part-0", tmp_path / "part-1"]
     assert merged.merge(parts) == 4
     assert merged.merge(parts) == 0
-    assert merged.missing() == []
+    assert merged.cells().missing() == []
     twice = next((tmp_path / "part-1" / "cells").iterdir())
     replace(Cell.read(twice), load=2.0).write(twice)
     with pytest.raises(StateError, match="two measurements of one cell"):
@@ -88,5 +88,5 @@ def test_shards_share_the_cells_and_a_cell_counts_once(tmp_path: Path) -> None:
 
 def test_curves_that_a_shard_has_are_not_trained_by_the_other(tmp_path: Path) -> None:
     race = RaceFolder(read(tmp_path, SMALL_RACE), tmp_path)
-    halves = [[each[0].name for each in race.missing((), Shard(part, 2))] for part in range(2)]
+    halves = [[each[0].name for each in race.curves().missing(Shard(part, 2))] for part in range(2)]
     assert halves == [["sgp", "ddp", "local-sgd"], ["allreduce", "powersgd", "diloco"]]

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from peer.executors import ALL, Computing, Shard
+from peer.study.description import read_description
 from peer.sweep.folder import SweepFolder
-from peer.sweep.plan import Sweep, read_plan
+from peer.sweep.plan import Sweep
 
 SMALL = """
 name = "small"
@@ -36,25 +37,25 @@ def read(folder: Path, text: str = SMALL) -> Sweep:
     """Write a sweep into a folder and read it."""
     file = folder / "sweep.toml"
     file.write_text(text)
-    return read_plan(file)
+    return read_description(Sweep, file)
 
 
 def results(folder: SweepFolder) -> list[dict[str, Any]]:
     """Return what is the same wherever cells are computed."""
-    return [row.result for row in folder.rows()]
+    return [row.result for _, row in folder.grid.rows()]
 
 
 def run_with_an_interruption(sweep: Sweep, folder: Path, computing: Computing, shard: Shard = ALL) -> SweepFolder:
     """Stop a sweep when a quarter of its cells are there, and resume it from its folder."""
     said: list[str] = []
     first = SweepFolder(sweep, folder)
-    total = len(first.missing(shard))
+    total = len(first.grid.missing(shard))
     assert first.run(computing, shard, say=said.append, is_over=lambda: len(said) >= total // 4) == 0
-    left = len(SweepFolder(sweep, folder).missing(shard))
+    left = len(SweepFolder(sweep, folder).grid.missing(shard))
     assert 0 < left <= total - total // 4
     again: list[str] = []
     resumed = SweepFolder(sweep, folder)
     assert resumed.run(computing, shard, say=again.append) == 0
     assert len(again) == left
-    assert resumed.missing(shard) == []
+    assert resumed.grid.missing(shard) == []
     return resumed

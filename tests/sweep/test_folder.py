@@ -41,7 +41,7 @@ def test_two_shards_merge_to_what_one_process_computes(alone: SweepFolder, sweep
             run_with_an_interruption(sweep, tmp_path / f"part-{index}", computing, Shard(index, 2))
     merged = SweepFolder(sweep, tmp_path / "merged")
     assert merged.merge([tmp_path / "part-0"]) == 12
-    assert len(merged.missing()) == 12
+    assert len(merged.grid.missing()) == 12
     assert merged.merge([tmp_path / "part-0", tmp_path / "part-1"]) == 12
     assert results(merged) == results(alone)
 
@@ -91,7 +91,7 @@ def test_a_cell_that_diverges_is_a_result_and_one_that_cannot_run_is_none(tmp_pa
     with open_executor() as computing:
         assert folder.run(computing, Shard(0, 12), say=said.append) == 2
     assert "failed: " in said[0]
-    assert len(folder.missing(Shard(0, 12))) == 2
+    assert len(folder.grid.missing(Shard(0, 12))) == 2
 
 
 def test_what_is_not_there_is_said() -> None:

@@ -1,0 +1,45 @@
+"""Files of TOML that describe a grid: frozen tables that refuse what they do not know, and errors that name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from peer.errors import ConfigError
+from peer.foreign_values import parse_toml
+
+
+class Table(BaseModel):
+    """A frozen table; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Contender(Table):
+    """Options that belong together, under a name."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    """Overrides of the job, section.key=value."""
+
+
+Described = TypeVar("Described", bound=Table)
+
+
+def read_description(kind: type[Described], path: Path) -> Described:
+    """Return what a file describes. Raises ConfigError that names what is wrong."""
+    file = str(path)
+    try:
+        return kind.model_validate(parse_toml(path.read_text(encoding="utf-8-sig")))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "missing":
+            raise ConfigError("is missing", key=key, file=file) from None
+        if first["type"] == "extra_forbidden":
+            raise ConfigError("unknown key", key=key, file=file) from None
+        raise ConfigError(f"is not valid: {first['msg']}", key=key, value=first["input"], file=file) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot be read as TOML: {error}", file=file) from None
