@@ -11,7 +11,7 @@ WORKERS ?= 2
 # Tests take from 1 ms to two minutes, so a worker that has none left takes some of another's.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist worksteal
 # What `make quick` tests: the pure rooms, state, and the texts of the command line.
-CORE_TESTS := tests/compress tests/wire tests/gossip tests/node tests/state tests/cli tests/test_layers.py tests/test_config.py
+CORE_TESTS := tests/compress tests/wire tests/gossip tests/node tests/state tests/cli tests/test_layers.py tests/config/test_options.py
 
 .DEFAULT_GOAL := help
 .PHONY: help run test quick test-compose lint audit proto docs fuzz fuzz-meaning chaos kills soak clean

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 _MOST_CHARACTERS = 500
 
 
@@ -24,3 +26,8 @@ def printable_values(value: object) -> object:
     if isinstance(value, list):
         return [printable_values(item) for item in value]
     return value
+
+
+def normal_name(name: str) -> str:
+    """Return a name as all devices write it, whatever their file systems do: in Unicode's normal form C."""
+    return unicodedata.normalize("NFC", name)

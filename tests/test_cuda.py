@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
-from peer.config import TrainingOptions, load
+from peer.config.options import TrainingOptions, load
 from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
 from peer.simulate.run import run
@@ -32,9 +32,9 @@ from peer.train.stacked import StackedTrainer, _Stacked
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
 from tests.daemon.running_cluster import trained
-from tests.own_loop import scripts
-from tests.own_loop.processes import check_mass, finish, kill_now_and_then, start, starts_of
-from tests.own_loop.scripts import write_kits
+from tests.library import scripts
+from tests.library.processes import check_mass, finish, kill_now_and_then, start, starts_of
+from tests.library.scripts import write_kits
 from tests.train.small_tasks import all_indices, images, normed_points, points
 from tests.train.test_stacked import assert_equal_training, rounding_of_resnet
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import click
 import pytest
 
-from peer import __version__, config, gossip
+from peer import __version__, gossip
 from peer.cli import cli
 from peer.cli.app import EXIT_CODES
 from peer.compress import COMPRESSORS
+from peer.config import options as config
 from peer.gossip.graphs import FAMILIES
-from peer.own_loop.peer import Peer
+from peer.library.peer import Peer
 from tests.test_layers import ROOMS
 
 ROOT = Path(__file__).resolve().parents[1]

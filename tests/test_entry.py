@@ -18,7 +18,7 @@ class Impatient:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Impatient())
-from peer.entry import main
+from peer.__main__ import main
 main()
 """
 
@@ -45,7 +45,7 @@ def test_a_terminal_without_our_characters_shows_others() -> None:
 def test_no_file_gets_the_number_of_a_closed_stream(closed: int) -> None:
     """The number is free until something is opened, and what is printed then goes there."""
     script = (
-        "import os, sys; from peer.entry import _open_streams; _open_streams();"
+        "import os, sys; from peer.__main__ import _open_streams; _open_streams();"
         " sys.stdout.write('x'); sys.stderr.write('y'); sys.stdout.flush();"
         " sys.exit(os.open('/dev/null', os.O_RDONLY) <= 2 or None in (sys.stdin, sys.stdout, sys.stderr))"
     )
@@ -75,7 +75,7 @@ def run():
     print(np.dot(vector, vector).hex())
 
 peer.cli.main = run
-from peer.entry import main
+from peer.__main__ import main
 main()
 """
 

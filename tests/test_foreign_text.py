@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import load
+from peer.config.options import load
 from peer.errors import ConfigError, RemoteProtocolError
 from peer.foreign_text import printable, printable_values, quote
 from tests.cli.runner import sotto

@@ -12,27 +12,27 @@ import pytest
 
 import peer
 from peer.errors import StateError
-from peer.foreign_files import read_as
 from peer.foreign_values import parse_json, parse_toml
+from peer.state.foreign_files import read_as
 
 ROOT = Path(peer.__file__).parent
 
 OWN = {
-    "fork_server.py": 1,
+    "cli/fork_server.py": 1,
     "ops/peer_processes.py": 1,
     "ops/profile.py": 2,
     "ops/tune.py": 1,
     "simulate/workers.py": 1,
-    "sweep/cell.py": 1,
-    "sweep/folder.py": 1,
+    "lab/sweep/cell.py": 1,
+    "lab/sweep/folder.py": 1,
     "links/measure.py": 2,
-    "study/race.py": 1,
-    "study/rival_cell.py": 1,
-    "study/rivals/training.py": 1,
-    "study/rivals/worker.py": 1,
+    "lab/study/race.py": 1,
+    "lab/study/rival_cell.py": 1,
+    "lab/study/rivals/training.py": 1,
+    "lab/study/rivals/worker.py": 1,
     "ops/hub_folder.py": 1,
-    "own_loop/kept_state.py": 1,
-    "daemon/audit_log.py": 1,
+    "library/kept_state.py": 1,
+    "daemon/operator/audit_log.py": 1,
 }
 """Files that parse what the command itself, or a process that it started, has written a moment ago, how often; in
 `kept_state`, as deep as a script's values are."""

@@ -20,111 +20,117 @@ ROOMS: dict[str, set[str]] = {
     "foreign_text": set(),
     "errors": {"foreign_text"},
     "foreign_values": {"errors"},
-    "foreign_files": {"errors", "foreign_values"},
     "native": {"errors"},
-    "own_files": set(),
     "proto": set(),
-    "round_record": set(),
-    "config_schema": set(),
-    "criterion": set(),
-    "precision_choice": set(),
-    "answers": {"criterion", "foreign_text", "foreign_values"},
-    "executors": {"errors"},
-    "run_progress": {"criterion"},
-    "startup": set(),
-    "links": {"own_files", "errors"},
+    "files": set(),
+    "records": set(),
+    "protocol": set(),
     "random": {"native"},
     "rate_limits": set(),
-    "protocol": set(),
-    "data_meaning": {"foreign_text"},
-    "start_model": {"data_meaning"},
-    "config": {"config_schema", "data_meaning", "errors", "foreign_values"},
-    "config_writer": {"config", "config_schema", "errors", "own_files"},
+    "config": {"errors", "files", "foreign_text", "foreign_values"},
+    "links": {"errors", "files"},
     "compress": {"errors", "native", "random"},
-    "wire": {"compress", "errors", "native"},
-    "gossip": {"compress", "errors", "foreign_values", "native", "random", "round_record", "wire"},
-    "state": {
-        "criterion", "errors", "foreign_files", "foreign_values", "own_files", "precision_choice", "protocol",
-        "round_record",
-    },
+    "wire": {"compress", "errors", "foreign_text", "native"},
+    "gossip": {"compress", "errors", "foreign_values", "native", "random", "records", "wire"},
+    "state": {"config", "errors", "files", "foreign_values", "protocol", "records"},
     "net": {
-        "answers", "config", "data_meaning", "errors", "foreign_text", "foreign_values", "own_files", "proto",
-        "protocol", "rate_limits", "start_model",
+        "config", "errors", "files", "foreign_text", "foreign_values", "proto", "protocol", "rate_limits",
+        "records", "wire",
     },
     "train": {
-        "compress", "config", "criterion", "data_meaning", "errors", "foreign_values", "native", "own_files",
-        "precision_choice", "random", "start_model", "startup",
+        "compress", "config", "errors", "files", "foreign_text", "foreign_values", "native", "random",
+        "records", "wire",
     },
     "node": {
-        "round_record", "compress", "config", "errors", "gossip", "proto", "protocol", "rate_limits", "state", "wire",
-    },
-    "run_plan": {"compress", "config", "errors", "gossip", "native", "net"},
-    "privacy_budget": {"config", "errors", "train"},
-    "run_setup": {
-        "compress", "config", "criterion", "data_meaning", "errors", "gossip", "node", "precision_choice",
-        "privacy_budget", "random", "run_plan", "start_model", "train", "wire",
-    },
-    "run_summary": {
-        "compress", "config", "criterion", "gossip", "native", "precision_choice", "run_plan", "run_setup", "state",
-        "train",
-    },
-    "simulate": {
-        "compress", "config", "config_writer", "errors", "foreign_files", "gossip", "node", "own_files",
-        "precision_choice", "random", "round_record", "run_plan", "run_progress", "run_setup", "run_summary", "state",
-        "train", "wire",
-    },
-    "daemon": {
-        "compress", "config", "criterion", "errors", "foreign_text", "foreign_values", "gossip", "net",
-        "node", "precision_choice", "privacy_budget", "proto", "protocol", "rate_limits", "round_record", "run_plan",
-        "run_setup", "run_summary", "state", "train", "wire",
-    },
-    "own_loop": {
-        "compress", "config", "daemon", "data_meaning", "errors", "gossip", "node", "protocol", "round_record",
-        "run_plan", "run_setup", "simulate", "start_model", "state", "train",
-    },
-    "adapters": {"errors", "own_loop"},
-    "api": {"adapters", "errors", "own_loop", "train"},
-    "ops": {
-        "answers", "compress", "config", "config_writer", "criterion", "errors", "executors", "foreign_files",
-        "foreign_text", "gossip", "net", "own_files", "precision_choice", "random", "round_record", "run_plan",
-        "run_progress", "run_setup", "run_summary", "simulate", "start_model", "state", "train",
+        "compress", "config", "errors", "gossip", "proto", "protocol", "rate_limits", "records", "state",
         "wire",
     },
-    "report": {
-        "criterion", "errors", "foreign_values", "gossip", "ops", "own_files", "precision_choice", "round_record",
-        "run_progress", "state",
+    "run": {
+        "compress", "config", "errors", "gossip", "native", "net", "node", "random", "records", "state",
+        "train", "wire",
     },
-    "study": {
-        "config", "criterion", "errors", "executors", "foreign_files", "foreign_values", "gossip", "links", "ops",
-        "own_files", "report", "round_record", "run_progress", "run_setup", "simulate", "state", "train",
+    "simulate": {
+        "compress", "config", "errors", "gossip", "node", "random", "records", "run", "state", "train",
+        "wire",
     },
-    "sweep": {
-        "config", "config_writer", "errors", "executors", "own_files", "precision_choice", "report", "run_plan",
-        "simulate", "state", "study",
+    "daemon": {
+        "compress", "config", "errors", "foreign_text", "foreign_values", "gossip", "net", "node", "proto",
+        "protocol", "rate_limits", "records", "run", "state", "train", "wire",
+    },
+    "library": {
+        "compress", "config", "daemon", "errors", "gossip", "node", "protocol", "records", "run", "simulate",
+        "state", "train", "wire",
+    },
+    "ops": {
+        "compress", "config", "errors", "files", "foreign_text", "gossip", "net", "random", "records", "run",
+        "simulate", "state", "train", "wire",
+    },
+    "report": {"config", "errors", "files", "foreign_values", "gossip", "ops", "records", "state"},
+    "lab": {
+        "compress", "config", "errors", "files", "foreign_values", "gossip", "links", "node", "ops", "random",
+        "records", "report", "run", "simulate", "state", "train", "wire",
     },
     "planning": {
-        "compress", "config", "errors", "gossip", "links", "random", "run_plan", "run_progress", "run_setup",
-        "simulate", "state", "study", "train", "wire",
+        "compress", "config", "errors", "gossip", "lab", "links", "random", "run", "simulate", "train",
+        "wire",
     },
-    "trackers": {"errors", "report", "round_record", "state"},
-    "watch": {
-        "config", "criterion", "errors", "foreign_text", "foreign_values", "ops", "report", "round_record", "run_plan",
-        "state",
-    },
+    "trackers": {"errors", "records", "report", "state"},
+    "watch": {"config", "errors", "foreign_text", "foreign_values", "ops", "records", "report", "run", "state"},
     "cli": {
-        "compress", "config", "config_writer", "criterion", "daemon", "errors", "executors", "foreign_text",
-        "foreign_values", "gossip", "links", "ops", "planning", "report", "run_plan", "run_progress", "run_summary",
-        "simulate", "startup", "state", "study", "sweep", "trackers", "train", "watch", "own_files",
+        "compress", "config", "daemon", "errors", "files", "foreign_text", "foreign_values", "gossip", "lab",
+        "links", "ops", "planning", "records", "report", "run", "simulate", "state", "trackers", "train",
+        "watch",
     },
-    "entry": {"cli"},
-    "fork_server": {"own_files", "cli", "daemon", "startup"},
-    "__main__": {"entry"},
+    "__main__": {"cli"},
 }  # fmt: skip
 
+# Folder of a room → what of the same room it imports: modules beside the folders, and folders above it in this table.
+# No order is given to the modules beside them: there is no circle between modules.
+FOLDERS: dict[str, set[str]] = {
+    "daemon.device": set(),
+    "daemon.notes": {"daemon.neighbors", "daemon.round_frames", "daemon.runtime"},
+    "daemon.members": {
+        "daemon.local_peer",
+        "daemon.loop_protocol",
+        "daemon.neighbors",
+        "daemon.notes",
+        "daemon.round_frames",
+        "daemon.runtime",
+        "daemon.watcher",
+    },
+    "daemon.operator": {
+        "daemon.local_peer",
+        "daemon.loop_protocol",
+        "daemon.members",
+        "daemon.metrics_writer",
+        "daemon.neighbors",
+        "daemon.notes",
+        "daemon.runtime",
+        "daemon.saving",
+    },
+    "lab.study": set(),
+    "lab.sweep": {"lab.study"},
+    "library.integrations": {
+        "library.background",
+        "library.events",
+        "library.kept_state",
+        "library.peer",
+        "library.place",
+    },
+    "library.api": {
+        "library.background",
+        "library.events",
+        "library.integrations",
+        "library.peer",
+        "library.place",
+        "library.simulation",
+    },
+}
+
 PURE = (
-    "criterion", "errors", "foreign_text", "foreign_values", "precision_choice", "protocol", "random", "rate_limits",
-    "compress", "wire", "gossip", "round_record", "run_progress", "node.delivery", "node.membership_codec",
-    "node.statements", "node.told", "data_meaning", "start_model",
+    "errors", "foreign_text", "foreign_values", "protocol", "random", "rate_limits", "records",
+    "compress", "wire", "gossip", "config.precision_choice", "node.delivery", "node.membership_codec",
+    "node.statements", "node.told",
     "net.chunks", "net.counters", "net.envelope", "net.handler", "net.hello", "net.inbox", "net.liveness",
     "net.neighbor", "net.offences", "net.outbox", "net.receipts",
 )  # fmt: skip
@@ -135,7 +141,7 @@ FORBIDDEN_IN_PURE = {
 
 # Imports inside functions: in the command line, so that `sotto --help` answers before torch is loaded, and of packages
 # that an installation may lack.
-LATE = ("cli", "entry")
+LATE = ("cli", "__main__")
 OPTIONAL = {
     "PIL", "distributed", "dp_accounting", "mlflow", "onnx", "onnxruntime", "onnxscript", "prometheus_client",
     "pyarrow", "ray", "tensorboard", "tokenizers", "trackio", "wandb",
@@ -232,6 +238,29 @@ def test_a_room_imports_what_the_table_says(room: str) -> None:
                 used.add(room_of(target))
                 assert room_of(target) in ROOMS[room], f"peer.{module}, line {each.line}, imports peer.{target}"
     assert used == ROOMS[room], f"{room} may import {sorted(ROOMS[room] - used)} and does not"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_of_a_room_imports_what_the_table_says(folder: str) -> None:
+    room, _, _ = folder.partition(".")
+    folders_above = list(FOLDERS)[: list(FOLDERS).index(folder)]
+    used = set()
+    for module in in_room(folder):
+        for target, each in own_imports(module):
+            if room_of(target) == room and not target.startswith(f"{folder}."):
+                inner = next((other for other in FOLDERS if target.startswith(f"{other}.")), target)
+                used.add(inner)
+                assert inner in FOLDERS[folder], f"peer.{module}, line {each.line}, imports peer.{target}"
+                assert inner not in FOLDERS or inner in folders_above, f"{folder} comes before {inner}"
+    assert used == FOLDERS[folder], f"{folder} may import {sorted(FOLDERS[folder] - used)} and does not"
+
+
+def test_every_folder_of_a_divided_room_is_in_the_table() -> None:
+    """A room is divided where the table has a folder of it."""
+    divided = {folder.partition(".")[0] for folder in FOLDERS}
+    found = {".".join(module.split(".")[:2]) for module in modules() if room_of(module) in divided}
+    inside = {each for each in found if "." in each and (ROOT / each.replace(".", "/")).is_dir()}
+    assert inside == FOLDERS.keys()
 
 
 def test_a_room_imports_only_from_rooms_above_it() -> None:

@@ -29,11 +29,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.gossip.effects import Effects, OutgoingFrame
 from peer.node.durable import DurablePeer
 from peer.node.participant import Participant
-from peer.run_setup import RunSetup
+from peer.run.setup import RunSetup
 from peer.state.disk import RealDisk
 from peer.train.threads import use_one_thread
 

@@ -50,7 +50,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from peer.study.checkout import commit
+from peer.lab.study.checkout import commit
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -130,12 +130,13 @@ class StageClock:
 
 def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
     """Run one peer to its end, and write what its rounds took."""
-    from peer import config, gossip, wire
+    from peer import gossip, wire
+    from peer.config import options as config
     from peer.gossip import mixing
     from peer.net import tcp_info
     from peer.node import divergence_guard
     from peer.node.participant import Participant
-    from peer.round_record import RoundRecord
+    from peer.records import RoundRecord
     from peer.state.checkpoints import Checkpoints
     from peer.state.metrics import MetricsStore
 
@@ -307,7 +308,7 @@ def _peer_commands(
     results: Sequence[Path],
     profile: bool,
 ) -> list[list[str]]:
-    from peer import config
+    from peer.config import options as config
     from peer.ops.cluster_files import Host, write_cluster
     from peer.ops.local_cluster import free_ports
 
@@ -376,7 +377,7 @@ def _typical(values: Sequence[float]) -> dict[str, float]:
 
 def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what the figures depend on."""
-    from peer.run_summary import machine_facts
+    from peer.run.summary import machine_facts
 
     return {
         "commit": commit(),

@@ -28,15 +28,15 @@ from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from peer import config
+from peer.config import options as config
 from peer.daemon import process
-from peer.daemon.signed_statements import SignedStatements
+from peer.daemon.members.signed_statements import SignedStatements
+from peer.lab.study.checkout import commit
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 from peer.ops.peer_processes import peer_environment
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.state.metrics import MetricsStore
-from peer.study.checkout import commit
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = 250

@@ -2,7 +2,7 @@
 # Makes FOLDER/python, a Python for arm64 that runs in qemu-user with this checkout, its kernels and PyTorch, on Debian:
 #
 #   tools/emulate_arm64.sh FOLDER
-#   FOLDER/python -c 'from peer.entry import main; main()' version -v
+#   FOLDER/python -m peer version -v
 #
 # FOLDER/checkout has the tests, which need pytest and hypothesis in FOLDER/packages (pip install --target, with the
 # platforms below); those that start a Python of their own fail, unless the kernel hands programs for arm64 to QEMU.

@@ -25,9 +25,9 @@ import numpy.typing as npt
 import sottovoce
 import torch
 
-from peer.config import Config, load
-from peer.config_writer import write_peer_file
-from peer.run_setup import RunSetup
+from peer.config.options import Config, load
+from peer.config.writer import write_peer_file
+from peer.run.setup import RunSetup
 from peer.train.threads import use_one_thread
 
 PEERS = 8

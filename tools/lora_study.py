@@ -30,7 +30,7 @@ from sottovoce.lora import freeze_a
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from peer.config import load
+from peer.config.options import load
 from peer.links.network import INTERFACE, LinkNetwork
 from peer.links.profiles import Profile
 from peer.ops.cluster_files import Host, write_cluster

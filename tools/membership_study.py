@@ -25,15 +25,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
+from peer.lab.study.checkout import commit
 from peer.node.membership_planning import plan_change
 from peer.node.participant import Participant
-from peer.run_setup import RunSetup
+from peer.run.setup import RunSetup
 from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
 from peer.simulate.virtual_run import Arrival, Event, StepDone
-from peer.study.checkout import commit
 from peer.train.threads import use_one_thread
 
 PEERS = 8

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-from peer import config as configuration
-from peer.config import Config
-from peer.simulate.participation import ParticipationSimulator, churn
+from peer.config import options as configuration
+from peer.config.options import Config
+from peer.lab.participation import ParticipationSimulator, churn
 from peer.train.baseline import single_process
 from peer.train.local_step import Trainer
 

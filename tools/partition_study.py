@@ -24,7 +24,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.errors import DivergenceError
 from peer.simulate.network import Cut, LinkModel
 from peer.simulate.run import run

@@ -6,7 +6,7 @@
 
 Points around centres, 100 samples a peer with label skew 0.8, constant learning rate. Sizes given with --simulate are
 simulated until the peers are on average as accurate as --accuracy; for --peers, the power law of
-`peer.planning.scaling` is extrapolated. Seconds are rounds times the seconds of a round on the links, which the link
+`peer.lab.scaling` is extrapolated. Seconds are rounds times the seconds of a round on the links, which the link
 model of studies computes for any size: who sends to whom and how long that takes, with messages weighed at eight peers.
 """
 
@@ -17,13 +17,13 @@ import itertools
 import sys
 from pathlib import Path
 
-from peer import config as configuration
-from peer.config import Config
+from peer.config import options as configuration
+from peer.config.options import Config
 from peer.gossip.base import Memory
+from peer.lab.scaling import LEAST_SIZES, PowerLaw, Simulated, errors_beyond, fit, mixing_rounds, rounds_to
+from peer.lab.study.predict import link_model, round_seconds, weigh
 from peer.links.profiles import find
-from peer.planning.scaling import LEAST_SIZES, PowerLaw, Simulated, errors_beyond, fit, mixing_rounds, rounds_to
-from peer.run_plan import algorithm_spec, build_schedule
-from peer.study.predict import link_model, round_seconds, weigh
+from peer.run.plan import algorithm_spec, build_schedule
 
 SAMPLES_OF_A_PEER = 100
 WEIGHED_PEERS = 8

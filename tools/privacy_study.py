@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.train.local_step import Trainer
 from tools.robustness_study import ATTACKS, PEERS, AttackedRun
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from peer import __version__
-from peer.config import load
+from peer.config.options import load
 from peer.errors import SottoError
 from peer.ops import control
 from peer.ops.peer_processes import PeerProcess, start_process

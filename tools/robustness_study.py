@@ -28,7 +28,7 @@ import numpy as np
 
 from peer import wire
 from peer.compress.payload import FloatArray
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.errors import DivergenceError
 from peer.gossip.effects import OutgoingFrame
 from peer.gossip.mixing import whole

@@ -100,9 +100,9 @@ def main() -> int:
 
 def measure(peers: int, rounds: int | None, stacked: bool, settings: list[str], *, profile: bool) -> Measurement:
     """Return speed and memory of a simulation in this process."""
-    from peer import config as configuration
+    from peer.config import options as configuration
     from peer.node.participant import Participant
-    from peer.round_record import RoundRecord
+    from peer.records import RoundRecord
     from peer.simulate.rounds import Simulator
 
     rounds = rounds or max(5, PEER_ROUNDS // peers)

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.errors import SottoError
 from peer.links.network import add_namespace, no_namespaces, remove_namespace
 from peer.ops.cluster_files import Host
@@ -216,7 +216,7 @@ def run_shaped(
 
     Raises SottoError if a peer fails or the run takes longer than `limit_s` seconds.
     """
-    from peer.run_setup import RunSetup
+    from peer.run.setup import RunSetup
 
     base = base or Path()
     schedule = RunSetup.open(config, base, num_peers).schedule

@@ -18,11 +18,11 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from peer.config import Config, load
-from peer.config_writer import write_peer_file
+from peer.config.options import Config, load
+from peer.config.writer import write_peer_file
 from peer.errors import SottoError
 from peer.ops.local_cluster import Cluster
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.simulate.network import LinkModel
 from peer.simulate.run import run
 from peer.state.metrics import MetricsStore

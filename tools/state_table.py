@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from peer.config import load
+from peer.config.options import load
 from peer.gossip import specs
 from peer.gossip.base import AlgorithmSpec, GraphNeed
 from peer.simulate.rounds import Simulator

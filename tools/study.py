@@ -29,12 +29,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer import config as configuration
-from peer.config import Config
+from peer.config import options as configuration
+from peer.config.options import Config
 from peer.errors import DivergenceError, SottoError
+from peer.lab.study.checkout import commit
 from peer.report.numbers import MISSING, duration, significant, size
 from peer.simulate import run as simulator
-from peer.study.checkout import commit
 
 PEERS = 8
 
@@ -488,7 +488,7 @@ def measure(run: Run) -> dict[str, Any]:
 
 def stacks(config: Config) -> bool:
     """Return whether the run's peers are trained as one batch: those of asynchronous algorithms go their own ways."""
-    from peer.run_plan import algorithm_spec
+    from peer.run.plan import algorithm_spec
 
     return not algorithm_spec(config).asynchronous
 

@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peer.config import load
+from peer.config.options import load
 from peer.errors import SottoError
+from peer.lab.study.checkout import commit
 from peer.ops.local_cluster import free_ports
 from peer.state.metrics import MetricsStore
-from peer.study.checkout import commit
 from tools.releases import PREDECESSOR, Device, Devices, Release, this_release, unpacked
 
 PEERS = 4

@@ -44,7 +44,7 @@ def compare(directories: tuple[Path, ...], output: Path | None, as_json: bool) -
 
     found = contenders([load_run(directory) for directory in directories])
     if output is not None:
-        from peer.own_files import write_whole
+        from peer.files import write_whole
         from peer.report.compare_page import compare_page
 
         try:

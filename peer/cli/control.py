@@ -13,7 +13,7 @@ from peer.cli.options import config_option, json_option, load_peer
 from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SottoError
 
 if TYPE_CHECKING:
-    from peer.config import Config, PeerAddress
+    from peer.config.options import Config, PeerAddress
 
 _SILENT = "unreachable"
 
@@ -201,7 +201,7 @@ def rejoin(config_file: Path | None, as_json: bool) -> int:
       sotto rejoin --config peer.toml
     """
     config, base = load_peer(config_file)
-    from peer.daemon.rejoining import give_up
+    from peer.daemon.members.rejoining import give_up
 
     incarnation = give_up(config, base)
     if as_json:

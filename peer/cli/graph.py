@@ -42,9 +42,9 @@ def graph(
       sotto graph --peers 16 --graph torus --svg torus.svg
       sotto graph --config peer.toml --json
     """
-    from peer import run_plan
-    from peer.config_writer import write_bytes
+    from peer.config.writer import write_bytes
     from peer.report import graph_view
+    from peer.run import plan as run_plan
 
     config, base, count = load_job(config_file, settings, num_peers)
     schedule = run_plan.build_schedule(config, base, count)

@@ -76,7 +76,7 @@ def init(
         return
     if name or host:
         raise ConfigError("can only be used with --join", key="--name" if name else "--host")
-    from peer.config_writer import write_peer_file
+    from peer.config.writer import write_peer_file
 
     config, _ = load_config(None, settings)
     write_peer_file(output, config, force=force)
@@ -148,7 +148,7 @@ def cluster(
       sotto init cluster kits --peers 4 --config run.toml --set run.rounds=5000
       sotto init cluster kits --peers 6 --join-later 2
     """
-    from peer.config import OWN_LOOP
+    from peer.config.options import OWN_LOOP
     from peer.ops.cluster_files import place_peers, write_cluster
 
     config, base = load_config(config_file, settings)

@@ -11,7 +11,7 @@ import click
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from peer.config import Config
+    from peer.config.options import Config
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -69,7 +69,7 @@ shard_option = click.option(
 
 
 def computing_options(command: Command) -> Command:
-    """Add the options that say where many simulations are computed (`peer.executors`)."""
+    """Add the options that say where many simulations are computed (`peer.ops.executors`)."""
     for option in reversed(
         (
             click.option(
@@ -143,7 +143,7 @@ def load_config(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Co
 
     Without a file a new job is the base (`config.DIGITS_JOB`). Short options count after the file and before --set.
     """
-    from peer import config
+    from peer.config import options as config
 
     shorthands = click.get_current_context().meta.get("peer.shorthands", [])
     base = config_file.parent if config_file is not None else Path()

@@ -14,7 +14,7 @@ from peer.cli.options import config_option, count_peers, json_option, load_confi
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from peer.config import Config
+    from peer.config.options import Config
     from peer.links.profiles import Profile
     from peer.planning.plan import Estimate, Plan
 
@@ -162,7 +162,7 @@ def plan(
     if output is not None:
         if own is None:
             raise ConfigError("no configuration can be recommended, so none is written", key="--write")
-        from peer.config_writer import write_peer_file
+        from peer.config.writer import write_peer_file
 
         write_peer_file(output, configured(own.option.settings), force=force)
         written = str(output)

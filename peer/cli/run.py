@@ -9,7 +9,7 @@ import click
 
 from peer.cli.app import SottoCommand, raise_log_level
 from peer.cli.options import DEFAULT_FILE, config_option, load_peer, set_option
-from peer.startup import quick_imports
+from peer.train.startup import quick_imports
 
 
 @click.command(cls=SottoCommand)

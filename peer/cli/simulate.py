@@ -112,7 +112,7 @@ def simulate(
     count = count_peers(config, num_peers)
     slower = dict(_parse_slow(text, count) for text in slow)
     warn(config, base, count)
-    from peer.config_writer import write_resolved
+    from peer.config.writer import write_resolved
     from peer.simulate import run as simulator
     from peer.simulate.network import LinkModel
 

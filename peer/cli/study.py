@@ -13,7 +13,7 @@ from peer.cli.options import json_option, out_option, shard_option
 from peer.errors import LinkError, SottoError
 
 if TYPE_CHECKING:
-    from peer.study.folder import StudyFolder
+    from peer.lab.study.folder import StudyFolder
 
 sizes_option = click.option(
     "--peers",
@@ -50,7 +50,7 @@ def list_studies(as_json: bool) -> None:
       sotto study list
       sotto study list --json
     """
-    from peer.study.plan import FILES, read_plan
+    from peer.lab.study.plan import FILES, read_plan
 
     studies = {file.stem: read_plan(file) for file in sorted(FILES.glob("*.toml"), key=lambda file: file.stem)}
     if as_json:
@@ -69,7 +69,7 @@ def show(name: str) -> None:
     Examples:
       sotto study show moniqua > mine.toml
     """
-    from peer.study.plan import find_study
+    from peer.lab.study.plan import find_study
 
     click.echo(find_study(name).read_text(encoding="utf-8"), nl=False)
 
@@ -130,10 +130,10 @@ def run(
       sotto study run race-proxy --curves --data cifar-10-batches-bin
       sudo sotto study run mine.toml --shard 0/4 --out part-0
     """
-    from peer.executors import Shard
+    from peer.lab.study.folder import StudyFolder
+    from peer.lab.study.plan import find_study, read_plan
     from peer.links import network
-    from peer.study.folder import StudyFolder
-    from peer.study.plan import find_study, read_plan
+    from peer.ops.executors import Shard
 
     plan, part = read_plan(find_study(name)), Shard.parse(shard)
     folder = folder or Path("runs") / plan.name
@@ -168,8 +168,8 @@ def report(name: str, folder: Path | None, sizes: tuple[int, ...], as_json: bool
       sotto study report moniqua
       sotto study report mine.toml --out runs/mine --peers 64 --peers 1024
     """
-    from peer.study.folder import StudyFolder
-    from peer.study.plan import find_study, read_plan
+    from peer.lab.study.folder import StudyFolder
+    from peer.lab.study.plan import find_study, read_plan
 
     plan = read_plan(find_study(name))
     folder = folder or Path("runs") / plan.name
@@ -194,8 +194,8 @@ def merge(name: str, folders: tuple[Path, ...], folder: Path | None, sizes: tupl
     Examples:
       sotto study merge mine.toml part-0 part-1
     """
-    from peer.study.folder import StudyFolder
-    from peer.study.plan import find_study, read_plan
+    from peer.lab.study.folder import StudyFolder
+    from peer.lab.study.plan import find_study, read_plan
 
     plan = read_plan(find_study(name))
     found = StudyFolder(plan, folder or Path("runs") / plan.name)
@@ -204,7 +204,7 @@ def merge(name: str, folders: tuple[Path, ...], folder: Path | None, sizes: tupl
 
 
 def _write_report(found: StudyFolder, sizes: tuple[int, ...], as_json: bool) -> None:
-    from peer.study import race_tables, tables
+    from peer.lab.study import race_tables, tables
 
     page, rows, finishes = found.report(sizes or found.study.predicted_peers)
     race = found.study.race

@@ -12,8 +12,8 @@ from peer.cli.options import computing_options, json_option, out_option, shard_o
 from peer.errors import INTERRUPTED, SottoError, StateError
 
 if TYPE_CHECKING:
-    from peer.executors import Kind
-    from peer.sweep.folder import SweepFolder
+    from peer.lab.sweep.folder import SweepFolder
+    from peer.ops.executors import Kind
 
 
 @click.group(cls=SottoGroup)
@@ -58,7 +58,7 @@ def run(
       sotto sweep run grid.toml --executor dask --address tcp://10.0.0.1:8786
       sotto sweep run grid.toml --executor ray --workers 4
     """
-    from peer.executors import Shard, open_executor
+    from peer.ops.executors import Shard, open_executor
 
     found, part = _open(file, folder), Shard.parse(shard)
     with StopOnSignal() as stop, open_executor(executor, workers=workers, address=address) as computing:
@@ -93,16 +93,16 @@ def merge(file: Path, folders: tuple[Path, ...], folder: Path | None, as_json: b
 
 
 def _open(file: Path, folder: Path | None) -> SweepFolder:
-    from peer.study.description import read_description
-    from peer.sweep.folder import SweepFolder
-    from peer.sweep.plan import Sweep
+    from peer.lab.study.description import read_description
+    from peer.lab.sweep.folder import SweepFolder
+    from peer.lab.sweep.plan import Sweep
 
     plan = read_description(Sweep, file)
     return SweepFolder(plan, folder or Path("runs") / plan.name)
 
 
 def _report(found: SweepFolder, as_json: bool) -> None:
-    from peer.sweep.folder import as_text
+    from peer.lab.sweep.folder import as_text
 
     rows, missing = found.report(), len(found.grid.missing())
     if as_json:

@@ -19,11 +19,11 @@ import click
 
 from peer.cli.app import is_interactive, print_json
 from peer.errors import INTERRUPTED, ConfigError, DivergenceError, SottoError
-from peer.own_files import open_own, write_whole
+from peer.files import open_own, write_whole
 
 if TYPE_CHECKING:
-    from peer.config import Config
-    from peer.run_progress import Progress
+    from peer.config.options import Config
+    from peer.records import Progress
     from peer.state.metrics import Summary
 
 RUNS_DIR = Path("runs")
@@ -93,7 +93,7 @@ def command_line() -> str:
 
 def warn(config: Config, base: Path, num_peers: int) -> None:
     """Print the warnings of a configuration for peers that all run here. Raises ConfigError if it has errors."""
-    from peer import run_plan
+    from peer.run import plan as run_plan
 
     run_plan.refuse_own_data(config)
     for finding in run_plan.refuse_errors(run_plan.validate_config(config, base, num_peers)):
@@ -105,8 +105,8 @@ def warn(config: Config, base: Path, num_peers: int) -> None:
 def open_view(no_live: bool, config: Config) -> Iterator[Callable[[Progress], None]]:
     """Show the progress of a run, with the time since now: live where a person watches, otherwise in lines. The context
     is the function that shows it."""
+    from peer.records import Progress
     from peer.report import live
-    from peer.run_progress import Progress
 
     began = time.monotonic()
 
@@ -185,8 +185,8 @@ def with_live_page(show: Callable[[Progress], None], directory: Path) -> Callabl
 
 def draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> None:
     """Write graph.svg, which the report shows."""
-    from peer import run_plan
     from peer.report import graph_view
+    from peer.run import plan as run_plan
 
     drawing = graph_view.svg(run_plan.build_schedule(config, base, num_peers))
     write_whole(directory / "graph.svg", drawing)

@@ -10,13 +10,13 @@ import click
 
 from peer.cli.app import SottoCommand, StopOnSignal, print_json
 from peer.cli.options import computing_options, job_options, json_option, load_job, peers_option
-from peer.criterion import ACCURACY, Criterion
 from peer.errors import INTERRUPTED, ConfigError
+from peer.records import ACCURACY, Criterion
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from peer.executors import Kind
+    from peer.ops.executors import Kind
     from peer.ops.tune import Trial, Tuning
 
 
@@ -79,8 +79,8 @@ def tune(
     config, base, count = load_job(config_file, settings, num_peers)
     if write and config_file is None:
         raise ConfigError("needs a file to write to; add --config FILE", key="--write")
-    from peer.executors import open_executor
     from peer.ops import tune as tuner
+    from peer.ops.executors import open_executor
 
     def report(trial: Trial, number: int) -> None:
         click.echo(f"trial {number:>3}  {_sentence(trial)}", err=True)

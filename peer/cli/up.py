@@ -30,7 +30,7 @@ from peer.cli.training_run import (
     with_live_page,
 )
 from peer.errors import INTERRUPTED, ConfigError
-from peer.startup import quick_imports
+from peer.train.startup import quick_imports
 
 
 @click.command(cls=SottoCommand)

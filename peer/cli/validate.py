@@ -32,7 +32,7 @@ def validate(
       sotto validate --config peer.toml --read-data
       sotto validate --peers 8 --algorithm d-psgd --graph directed-ring
     """
-    from peer import run_plan
+    from peer.run import plan as run_plan
 
     config, base, count = load_job(config_file, settings, num_peers)
     findings = run_plan.validate_config(config, base, count)

@@ -9,40 +9,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer import __version__, wire
-from peer.config import SHARED_SECTIONS, VOTE, Config
-from peer.daemon import notes
-from peer.daemon.admissions import Admissions
-from peer.daemon.audit_log import AuditLog, EventLog
-from peer.daemon.change_requests import ChangeRequests, FixedMembers
+from peer.config.options import SHARED_SECTIONS, VOTE, Config
 from peer.daemon.checkpoint_cadence import CheckpointCadence
-from peer.daemon.class_votes import ClassVotes
-from peer.daemon.data_check import DataCheck
-from peer.daemon.divergence import Divergence, advice
-from peer.daemon.equality import Equality
-from peer.daemon.evaluations import Evaluations, OwnEvaluation, SampleCounts
+from peer.daemon.device.limits import Limits
 from peer.daemon.incoming import Greeting, Incoming, Judge
-from peer.daemon.joining import Joining
-from peer.daemon.limits import Limits
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.loop_protocol import Frames, Loop, Members
-from peer.daemon.loss_watch import LossWatch
-from peer.daemon.member_links import MemberLinks
+from peer.daemon.members.admissions import Admissions
+from peer.daemon.members.change_requests import ChangeRequests, FixedMembers
+from peer.daemon.members.equality import Equality
+from peer.daemon.members.joining import Joining
+from peer.daemon.members.loss_watch import LossWatch
+from peer.daemon.members.member_links import MemberLinks
+from peer.daemon.members.own_loss import OwnLoss
+from peer.daemon.members.peer_list_reload import PeerList
+from peer.daemon.members.signed_statements import SignedStatements
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
-from peer.daemon.operator_api import OperatorApi
-from peer.daemon.own_loss import OwnLoss
+from peer.daemon.notes import notes
+from peer.daemon.notes.class_votes import ClassVotes
+from peer.daemon.notes.data_check import DataCheck
+from peer.daemon.notes.divergence import Divergence, advice
+from peer.daemon.notes.evaluations import Evaluations, OwnEvaluation, SampleCounts
+from peer.daemon.notes.releases import Releases
+from peer.daemon.notes.replica_check import ReplicaCheck
+from peer.daemon.operator.audit_log import AuditLog, EventLog
+from peer.daemon.operator.operator_api import OperatorApi
 from peer.daemon.pair_exchanges import PairExchanges
 from peer.daemon.pairs import PairLoop
-from peer.daemon.peer_list_reload import PeerList
 from peer.daemon.progress import SignedProgress
 from peer.daemon.recovery import MissingRows, recover_pairs, recover_rounds
-from peer.daemon.releases import Releases
-from peer.daemon.replica_check import ReplicaCheck
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.rounds import RoundLoop
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import PairSaver, RoundSaver, Saver
-from peer.daemon.signed_statements import SignedStatements
 from peer.daemon.traffic import Traffic
 from peer.daemon.watcher import NoWatcher, Watcher
 from peer.errors import ConfigError
@@ -60,8 +60,8 @@ from peer.node.loss_votes import LOST
 from peer.node.progress import PROGRESS
 from peer.node.told import TOLD
 from peer.protocol import ADMITS, EQUALITY, GROUNDED, OLDEST, REJOINS
-from peer.run_plan import unreachable_pairs
-from peer.run_setup import PeerTrainer
+from peer.run.plan import unreachable_pairs
+from peer.run.setup import PeerTrainer
 from peer.state.admission_log import AdmissionLog
 from peer.state.metrics import EvaluationRecord
 from peer.train.data_digest import data_digest

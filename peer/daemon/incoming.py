@@ -28,11 +28,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from peer.daemon import notes as topics
 from peer.daemon.loop_protocol import Frames, Members
+from peer.daemon.members.roster import Roster
 from peer.daemon.neighbors import Neighbors
-from peer.daemon.operator_api import OperatorApi
-from peer.daemon.roster import Roster
+from peer.daemon.notes import notes as topics
+from peer.daemon.operator.operator_api import OperatorApi
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote

@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import TypedDict
 
 from peer import __version__
-from peer.config import Config
-from peer.daemon import first_peer_list
-from peer.daemon.chosen_precision import settle_chosen
-from peer.daemon.kept_rates import settle_rates
-from peer.daemon.kept_secret import settle_privacy
-from peer.daemon.roster import Roster
-from peer.daemon.signed_statements import SignedStatements, statements_of
+from peer.config.options import Config
+from peer.config.precision_choice import FASTEST, PrecisionChoice
+from peer.daemon.device.chosen_precision import settle_chosen
+from peer.daemon.device.kept_rates import settle_rates
+from peer.daemon.device.kept_secret import settle_privacy
+from peer.daemon.members import first_peer_list
+from peer.daemon.members.roster import Roster
+from peer.daemon.members.signed_statements import SignedStatements, statements_of
 from peer.errors import ConfigError, StateError
 from peer.net.security.certificates import utc_now
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.node.disk_state import Durability
 from peer.node.local_steps import RecordedSteps
-from peer.precision_choice import FASTEST, PrecisionChoice
-from peer.privacy_budget import Budget
-from peer.run_plan import build_compressor, why_no_changes, why_no_rejoin
-from peer.run_setup import PeerTrainer, RunSetup
-from peer.run_summary import machine_facts
+from peer.run.plan import build_compressor, why_no_changes, why_no_rejoin
+from peer.run.privacy_budget import Budget
+from peer.run.setup import PeerTrainer, RunSetup
+from peer.run.summary import machine_facts
 from peer.state import incarnation
 from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore

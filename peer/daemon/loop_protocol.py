@@ -10,9 +10,9 @@ from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Protocol
 
 from peer.compress.payload import FloatArray
-from peer.daemon.evaluations import Models
+from peer.daemon.notes.evaluations import Models
 from peer.gossip.membership import ChangeKind
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 
 
 class Loop(Protocol):

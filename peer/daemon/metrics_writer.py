@@ -10,7 +10,7 @@ from typing import TypeVar
 from peer.daemon.neighbors import Neighbors
 from peer.gossip.incarnations import Numbering
 from peer.net.counters import LinkCounters
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.state.metrics import EvaluationRecord, LinkRecord, LinkRoundRecord, MetricsStore
 
 _FLUSH_EVERY_S = 0.5

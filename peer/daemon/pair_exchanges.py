@@ -16,8 +16,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
+from peer.daemon.members.roster import Roster
 from peer.daemon.neighbors import Neighbors
-from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
 from peer.errors import DivergenceError, RemoteProtocolError
 from peer.gossip.effects import Effects

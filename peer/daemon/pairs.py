@@ -25,13 +25,13 @@ from dataclasses import replace
 from time import perf_counter
 
 from peer.compress.payload import FloatArray
-from peer.daemon.audit_log import EventLog
 from peer.daemon.checkpoint_cadence import CheckpointCadence
-from peer.daemon.evaluations import Evaluations, Models, OwnEvaluation
-from peer.daemon.limits import Limits
+from peer.daemon.device.limits import Limits
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
+from peer.daemon.notes.evaluations import Evaluations, Models, OwnEvaluation
+from peer.daemon.operator.audit_log import EventLog
 from peer.daemon.pair_exchanges import PairExchanges
 from peer.daemon.progress import SignedProgress
 from peer.daemon.runtime import Runtime, pace
@@ -40,7 +40,7 @@ from peer.errors import PeerUnreachable
 from peer.gossip.effects import Effects
 from peer.node.durable_pair import DurablePair
 from peer.node.local_steps import StepAbandoned
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 
 log = logging.getLogger("sotto")
 

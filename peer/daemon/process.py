@@ -32,21 +32,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from peer import __version__
-from peer.config import Config
-from peer.daemon import rejoining
+from peer.config.options import Config
 from peer.daemon.assembly import Parts, assemble
-from peer.daemon.divergence import Finding
-from peer.daemon.exporter import Exporter
-from peer.daemon.first_peer_list import settle
-from peer.daemon.progress_log import ProgressLog
+from peer.daemon.device.progress_log import ProgressLog
+from peer.daemon.device.service_manager import notify
+from peer.daemon.members import rejoining
+from peer.daemon.members.first_peer_list import settle
+from peer.daemon.notes.divergence import Finding
+from peer.daemon.operator.exporter import Exporter
 from peer.daemon.runtime import has_parent, in_event_loop
 from peer.daemon.saving import sync_now_and_then
-from peer.daemon.service_manager import notify
 from peer.errors import INTERRUPTED, DataError, DivergenceError, SottoError, StateError, TaskError
 from peer.net.address import split_address, why_not_bound
 from peer.node.divergence_guard import reason_to_stop
-from peer.round_record import RoundRecord
-from peer.run_plan import refuse_errors, validate_config
+from peer.records import RoundRecord
+from peer.run.plan import refuse_errors, validate_config
 from peer.state.disk import private_files, writing
 from peer.train.threads import use_one_thread
 

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 
 from peer.daemon.local_peer import LocalPeer
+from peer.daemon.members.own_loss import ask_members
 from peer.daemon.neighbors import Neighbors
-from peer.daemon.own_loss import ask_members
 from peer.daemon.runtime import Runtime
 from peer.errors import RemoteProtocolError, SecurityError, StateBehind
 from peer.net.hello import ToldProgress
@@ -31,7 +31,7 @@ from peer.node.progress import (
     encode_admission,
 )
 from peer.node.statements import Statements
-from peer.run_plan import why_no_rejoin
+from peer.run.plan import why_no_rejoin
 from peer.state.kept_progress import KEPT_PROGRESS, KeptProgress
 
 log = logging.getLogger("sotto")

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from peer.daemon.audit_log import AuditLog, EventLog
-from peer.daemon.evaluations import Evaluations, Models, OwnEvaluation, parse_stored
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
+from peer.daemon.notes.evaluations import Evaluations, Models, OwnEvaluation, parse_stored
+from peer.daemon.operator.audit_log import AuditLog, EventLog
 from peer.daemon.runtime import Runtime
 from peer.errors import StateError
 from peer.gossip.effects import Effects
@@ -24,7 +24,7 @@ from peer.gossip.membership import Change, ChangeKind
 from peer.node.disk_state import PeerRecovery
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 
 log = logging.getLogger("sotto")
 

@@ -14,7 +14,7 @@ from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused
 from peer.gossip.effects import Effects
 from peer.node.durable import DurablePeer
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 
 
 class _LookedAt(NamedTuple):

@@ -13,20 +13,20 @@ import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 
 from peer.compress.payload import FloatArray
-from peer.daemon.audit_log import AuditLog
-from peer.daemon.change_requests import ChangeRequests
 from peer.daemon.checkpoint_cadence import CheckpointCadence
-from peer.daemon.equality import Equality
-from peer.daemon.evaluations import Evaluations, Models
-from peer.daemon.joining import Joining
-from peer.daemon.limits import Limits
+from peer.daemon.device.limits import Limits
 from peer.daemon.local_peer import LocalPeer
-from peer.daemon.loss_watch import LossWatch
-from peer.daemon.member_links import MemberLinks
+from peer.daemon.members.change_requests import ChangeRequests
+from peer.daemon.members.equality import Equality
+from peer.daemon.members.joining import Joining
+from peer.daemon.members.loss_watch import LossWatch
+from peer.daemon.members.member_links import MemberLinks
+from peer.daemon.members.own_loss import OwnLoss
 from peer.daemon.neighbors import Neighbors
-from peer.daemon.own_loss import OwnLoss
+from peer.daemon.notes.evaluations import Evaluations, Models
+from peer.daemon.notes.replica_check import ReplicaCheck
+from peer.daemon.operator.audit_log import AuditLog
 from peer.daemon.progress import SignedProgress
-from peer.daemon.replica_check import ReplicaCheck
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.runtime import Runtime, pace
 from peer.daemon.saving import RoundSaver
@@ -36,7 +36,7 @@ from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
 from peer.node.durable import DurablePeer
 from peer.node.local_steps import StepAbandoned
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 
 log = logging.getLogger("sotto")
 

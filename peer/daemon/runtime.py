@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar, TypeVarTuple
 
-from peer.config import PeerOptions
+from peer.config.options import PeerOptions
 from peer.errors import INTERRUPTED
 
 log = logging.getLogger("sotto")

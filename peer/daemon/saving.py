@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from peer.daemon.audit_log import EventLog
 from peer.daemon.checkpoint_cadence import CheckpointCadence
-from peer.daemon.evaluations import Evaluations, stored
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.metrics_writer import MetricsWriter
+from peer.daemon.notes.evaluations import Evaluations, stored
+from peer.daemon.operator.audit_log import EventLog
 from peer.daemon.pair_exchanges import PairExchanges
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.runtime import Runtime

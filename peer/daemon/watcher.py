@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from peer.gossip.membership import Change
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.state.metrics import EvaluationRecord
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from peer.compress.payload import FloatArray
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.membership import Change
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.wire.message import Message
 
 

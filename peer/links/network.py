@@ -24,10 +24,10 @@ from types import TracebackType
 from typing import Self
 
 from peer.errors import LinkError
+from peer.files import make_own_folder
 from peer.links import tc
 from peer.links.profiles import Profile
 from peer.links.tc import BIG_SEGMENT_BYTES, limit_upload, queue_bytes, run
-from peer.own_files import make_own_folder
 
 PREFIX = "sotto-link"
 INTERFACE = "tap0"

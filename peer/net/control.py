@@ -16,12 +16,12 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from peer.answers import EXAMINED, read_answer
 from peer.errors import LocalProtocolError, PeerUnreachable, RemoteError, RemoteProtocolError, SecurityError, SottoError
 from peer.foreign_text import quote
 from peer.foreign_values import parse_json
 from peer.net.address import split_address
 from peer.net.admission import CONTROL_VERBS, Admission
+from peer.net.answers import EXAMINED, read_answer
 from peer.net.handler import Handler
 from peer.net.hello import PROTOCOL_MAX, HelloInfo
 from peer.net.links import Links
@@ -178,7 +178,7 @@ async def call_control(
     timeout_s: float = 10.0,
 ) -> dict[str, Any]:
     """Return what the peer `name` at `address` ("host:port", or a `socket_address`) answers to a control verb, with
-    the fields of that answer (`peer.answers`) and no others.
+    the fields of that answer (`peer.net.answers`) and no others.
 
     Raises PeerUnreachable; SecurityError if our credentials do not allow the call, or the peer does not prove with its
     answer that it holds its certificate, or that was revoked; RemoteProtocolError for what no peer answers; RemoteError

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from peer.data_meaning import MOST_KINDS, Meaning, refuse_entries, refuse_told
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.protocol import BASED, MEANING, NEWEST, OLDEST, release_with
-from peer.start_model import DIGEST_BYTES, ENTRY_BYTES, StartModel
+from peer.wire.data_meaning import MOST_KINDS, Meaning, refuse_entries, refuse_told
+from peer.wire.start_model import DIGEST_BYTES, ENTRY_BYTES, StartModel
 
 PROTOCOL_MIN = OLDEST
 PROTOCOL_MAX = NEWEST

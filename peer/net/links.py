@@ -36,7 +36,7 @@ from peer.net.offences import Offences, advice
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.rate_limits import Allowance
-from peer.start_model import OTHER_BUFFERS
+from peer.wire.start_model import OTHER_BUFFERS
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from peer.config import TransportOptions
+from peer.config.options import TransportOptions
 from peer.errors import LocalProtocolError, RemoteProtocolError, StateError
 from peer.net import tcp_info
 from peer.net.address import split_address

@@ -8,9 +8,9 @@ import numpy as np
 
 from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import FloatArray
-from peer.config import GuardOptions
+from peer.config.options import GuardOptions
 from peer.errors import LOWER_RATE, DivergenceError
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.wire.message import Message
 
 

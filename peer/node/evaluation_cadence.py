@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.config import EvaluationOptions
+from peer.config.options import EvaluationOptions
 
 
 def is_evaluated(options: EvaluationOptions, done: int, rounds: int) -> bool:

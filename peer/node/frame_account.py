@@ -17,7 +17,7 @@ from peer import wire
 from peer.compress.layout import Layout
 from peer.errors import RemoteProtocolError
 from peer.gossip.effects import OutgoingFrame, Send
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.wire.message import Message, MessageKind
 
 ENTROPY_EVERY = 50

@@ -28,7 +28,7 @@ from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_do
 from peer.node.divergence_guard import require_finite_loss, require_finite_model, require_sendable
 from peer.node.frame_account import FrameAccount, decode_from
 from peer.node.local_steps import LocalSteps, RecordedSteps, StepResult
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.state.journal import Stepped
 from peer.wire.message import Message, MessageKind
 

@@ -41,7 +41,7 @@ from peer.node.membership import MembershipRules, PeerMembership, changing_views
 from peer.node.membership_checks import check_notice, check_proof
 from peer.node.membership_news import MembershipNews
 from peer.node.replica_agreement import ReplicaAgreement
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.state.journal import Stepped
 from peer.wire.last_codes import LastCodes
 from peer.wire.message import Message, MessageKind

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.config import Config, PeerAddress
-from peer.config_writer import moved, refuse_existing, with_path, write_bytes, write_peer_file
+from peer.config.options import Config, PeerAddress
+from peer.config.writer import moved, refuse_existing, with_path, write_bytes, write_peer_file
 from peer.errors import ConfigError
 from peer.net.address import dialled_address, is_loopback, why_no_name
 from peer.net.security.authority import CA_DAYS, PEER_DAYS, CertificateAuthority, Issued

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from peer.config import Config
-from peer.criterion import ACCURACY, Better
+from peer.config.options import Config
+from peer.config.precision_choice import FASTEST, PrecisionChoice
 from peer.errors import SottoError, StateError
 from peer.ops import standing
 from peer.ops.collect import Member, criteria_of
-from peer.precision_choice import FASTEST, PrecisionChoice
-from peer.run_plan import algorithm_spec, build_compressor, build_schedule, describe_compressor
-from peer.run_summary import note_precisions, sum_up
+from peer.records import ACCURACY, Better
+from peer.run.plan import algorithm_spec, build_compressor, build_schedule, describe_compressor
+from peer.run.summary import note_precisions, sum_up
 from peer.state.disk import writing
 from peer.state.metrics import MetricsStore, Summary, measured
 

@@ -15,16 +15,15 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from peer import config as configuration
-from peer.config import Config, PeerAddress
-from peer.criterion import Better
+from peer.config import options as configuration
+from peer.config.options import Config, PeerAddress
 from peer.errors import RemoteProtocolError, SottoError, StateError
-from peer.foreign_files import read_as
+from peer.files import make_own_folder, write_whole
 from peer.ops import control, standing
 from peer.ops.standing import Standing
-from peer.own_files import make_own_folder, write_whole
-from peer.round_record import RoundRecord
+from peer.records import Better, RoundRecord
 from peer.state.disk import private_files, writing
+from peer.state.foreign_files import read_as
 from peer.state.metrics import PAGED, EvaluationRecord, LinkRecord, MetricsStore, page_records
 
 FOLDER = "collected"

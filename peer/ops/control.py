@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from peer.config import Config, PeerAddress
+from peer.config.options import Config, PeerAddress
 from peer.errors import ConfigError, PeerUnreachable, RemoteError, SecurityError, SottoError
 from peer.gossip.membership import ChangeKind
 from peer.net.address import split_address

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from peer import __version__, run_plan
-from peer.answers import EXAMINED
-from peer.config import SHARED_SECTIONS, Config, PeerAddress
+from peer import __version__
+from peer.config.options import SHARED_SECTIONS, Config, PeerAddress
 from peer.errors import ConfigError, RemoteError, SecurityError, SottoError, StateError
 from peer.net.address import split_address, why_not_bound
+from peer.net.answers import EXAMINED
 from peer.net.control import call_control
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
 from peer.net.path_mtu import path_mtu
@@ -32,7 +32,8 @@ from peer.net.transport import Transport
 from peer.net.tunnels import make_socket_folder
 from peer.ops.control import newcomers
 from peer.ops.releases import mixed, versions_of
-from peer.start_model import StartModel
+from peer.run import plan as run_plan
+from peer.wire.start_model import StartModel
 
 SOON_DAYS = 30
 CLOCK_WARNING_S = 5.0

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.config import Config, PeerAddress, load
-from peer.config_writer import write_bytes, write_peer_file
+from peer.config.options import Config, PeerAddress, load
+from peer.config.writer import write_bytes, write_peer_file
 from peer.errors import ConfigError, SecurityError
 from peer.net.address import dialled_address, is_loopback, split_address, why_no_name
 from peer.net.security.authority import PEER_DAYS, CertificateAuthority
@@ -21,7 +21,7 @@ from peer.net.security.certificates import Identity, Place, identify, is_signed_
 from peer.net.security.keys import is_encrypted, write_secret
 from peer.net.security.requests import Request, read_request, request_certificate
 from peer.ops.cluster_files import join_address, listening_address, place_peers, read_named, refuse_mixed_loopback
-from peer.run_plan import why_no_changes
+from peer.run.plan import why_no_changes
 
 REQUEST_FILE = "request.pem"
 LIST_FILE = "revoked.pem"

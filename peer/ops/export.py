@@ -19,16 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer import config as configuration
-from peer.config import Config
-from peer.config_writer import write_bytes
-from peer.criterion import ACCURACY
+from peer.config import options as configuration
+from peer.config.options import Config
+from peer.config.writer import write_bytes
 from peer.errors import ConfigError, StateError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind, Membership
 from peer.ops.hub_folder import card_heading, hub_config, is_of_transformers
 from peer.ops.model_card import CardFacts, model_card
-from peer.run_setup import RunSetup
+from peer.records import ACCURACY
+from peer.run.setup import RunSetup
 from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint, read_description
 from peer.state.metrics import Summary
 from peer.train.int8_file import load_int8, save_int8

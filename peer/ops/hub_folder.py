@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from peer import __version__
-from peer.config import Config
+from peer.config.options import Config
 from peer.ops.model_card import without_folders
 from peer.train.model_file import open_tensors
 from peer.train.models.distilbert import BASE

@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from peer.compress.payload import FloatArray
-from peer.config import Config, load
-from peer.config_writer import write_resolved
+from peer.config.options import Config, load
+from peer.config.precision_choice import FASTEST, PrecisionChoice
+from peer.config.writer import write_resolved
 from peer.errors import (
     INTERRUPTED,
     DataError,
@@ -40,11 +41,10 @@ from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
 from peer.ops.resize import Lineup, add_peers
 from peer.ops.rollback import newest_common_round, put_back
 from peer.ops.standing import has_left
-from peer.precision_choice import FASTEST, PrecisionChoice
-from peer.run_plan import refuse_errors, refuse_own_data, validate_config
-from peer.run_progress import PeerProgress, Progress
-from peer.run_setup import RunSetup
-from peer.run_summary import (
+from peer.records import PeerProgress, Progress
+from peer.run.plan import refuse_errors, refuse_own_data, validate_config
+from peer.run.setup import RunSetup
+from peer.run.summary import (
     average,
     compare_with_single_process,
     consensus,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer import __version__
-from peer.config import Config
-from peer.criterion import ACCURACY, Criterion
-from peer.run_plan import algorithm_spec, build_compressor, describe_compressor
+from peer.config.options import Config
+from peer.records import ACCURACY, Criterion
+from peer.run.plan import algorithm_spec, build_compressor, describe_compressor
 from peer.state.metrics import Summary
 
 

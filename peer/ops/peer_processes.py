@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Protocol
 
 from peer.errors import SottoError
-from peer.own_files import open_own
+from peer.files import open_own
 
 _ROOM_FOR_COMMAND_LINE = " " * 1024
 """A process can be renamed only within the memory of the command line that it was started with."""
@@ -97,7 +97,7 @@ class ForkServer:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process that writes to it
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "peer.fork_server", str(theirs.fileno()), _ROOM_FOR_COMMAND_LINE],
+                [sys.executable, "-m", "peer.cli.fork_server", str(theirs.fileno()), _ROOM_FOR_COMMAND_LINE],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,

@@ -25,8 +25,8 @@ from torch import nn
 
 from peer import compress
 from peer.compress.layout import Layout
+from peer.config.precision_choice import PRECISIONS, Precision
 from peer.errors import ConfigError, SottoError
-from peer.precision_choice import PRECISIONS, Precision
 from peer.random import PeerDraws
 from peer.train.bfloat16 import compute_in_bfloat16_
 from peer.train.full_precision.norms import NORMS, Norm

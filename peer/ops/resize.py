@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.config import Config
+from peer.config.options import Config
 from peer.errors import ConfigError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.ops.enrollment import REQUEST_FILE, add_unsigned, admit, propose, request
-from peer.run_plan import why_no_changes
+from peer.run.plan import why_no_changes
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from peer.config import Config
+from peer.config.options import Config
 from peer.errors import StateError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind

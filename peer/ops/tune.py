@@ -33,14 +33,14 @@ from typing import Any, Literal, TypeAlias
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from peer import run_plan
-from peer.config import Config
-from peer.config_writer import write_bytes
-from peer.criterion import ACCURACY, Criterion
+from peer.config.options import Config
+from peer.config.writer import write_bytes
 from peer.errors import ConfigError, DataError, DivergenceError, SottoError
-from peer.executors import Computing
-from peer.run_setup import RunSetup, settle_precision
-from peer.run_summary import train_single_process
+from peer.ops.executors import Computing
+from peer.records import ACCURACY, Criterion
+from peer.run import plan as run_plan
+from peer.run.setup import RunSetup, settle_precision
+from peer.run.summary import train_single_process
 from peer.simulate import run as simulator
 from peer.state.metrics import Summary
 

@@ -17,13 +17,13 @@ import numpy as np
 
 from peer import compress, gossip, wire
 from peer.compress.layout import Layout
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.gossip.base import NodeContext
 from peer.gossip.options import LowRankOptions
 from peer.gossip.topology import build_schedule
+from peer.lab.study import predict
 from peer.random import PhiloxSource
 from peer.simulate.rounds import Simulator
-from peer.study import predict
 from peer.train.task import Task
 from peer.train.tasks import Synthetic
 

@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from peer import run_plan
-from peer.config import Config
+from peer.config.options import Config
 from peer.errors import ConfigError
 from peer.gossip.base import Memory
 from peer.gossip.topology import Schedule
+from peer.lab.study import predict
 from peer.links.profiles import Profile
 from peer.planning import messages, rivals
 from peer.planning.evidence import Evidence, Option, Setting
 from peer.planning.layers import Layers
-from peer.study import predict
+from peer.run import plan as run_plan
 
 DAY_S = 86400.0
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from peer.criterion import ACCURACY, Criterion
 from peer.foreign_values import parse_toml
+from peer.records import ACCURACY, Criterion
 from peer.report.curves import Against, averaged_figure, figure_axis, mean_loss, measures, worst_figure
 from peer.report.line_chart import Axis, Line
 from peer.report.run_data import RunData, mean

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from peer.criterion import ACCURACY, Criterion
+from peer.records import ACCURACY, Criterion, RoundRecord
 from peer.report.line_chart import Axis, Chart, Line, line_chart, smooth, thin_out
 from peer.report.numbers import significant
 from peer.report.run_data import RunData, mean
-from peer.round_record import RoundRecord
 
 MOST_POINTS = 200
 """Points of one curve: more than the chart has room for."""

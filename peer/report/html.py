@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from peer.criterion import ACCURACY, Criterion
 from peer.errors import StateError
-from peer.own_files import write_whole
+from peer.files import write_whole
+from peer.records import ACCURACY, Criterion
 from peer.report.curves import MOST_PEERS, figure_charts, health_charts, loss_charts
 from peer.report.drawing import inline_drawing
 from peer.report.line_chart import Chart

@@ -18,9 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from peer.criterion import ACCURACY, Criterion
+from peer.records import ACCURACY, Criterion, PeerProgress, Progress
 from peer.report.numbers import MISSING, duration, figure, significant, size, times
-from peer.run_progress import PeerProgress, Progress
 
 LINE_EVERY_S = 5.0
 """Without a terminal: seconds between two lines."""

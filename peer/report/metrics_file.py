@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from peer.errors import ConfigError, StateError
-from peer.own_files import replacing
+from peer.files import replacing
+from peer.records import RoundRecord
 from peer.report.comparison import distinct
 from peer.report.run_data import RunData
-from peer.round_record import RoundRecord
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord
 
 TABLES: Mapping[str, tuple[type, Callable[[RunData], Sequence[Any]]]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from peer.criterion import ACCURACY, Criterion
+from peer.records import ACCURACY, Criterion
 
 MISSING = "–"
 

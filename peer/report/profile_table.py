@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from peer.config.precision_choice import PRECISIONS
 from peer.ops.profile import EIGHT_BITS, WHOLE, Profile
-from peer.precision_choice import PRECISIONS
 from peer.report.numbers import MISSING, count, significant, size, times
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from peer.errors import StateError
 from peer.foreign_values import parse_toml
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary, measured
 
 

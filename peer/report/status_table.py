@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.criterion import ACCURACY
+from peer.config.precision_choice import PrecisionChoice
 from peer.ops.releases import mixed, versions_of
-from peer.precision_choice import PrecisionChoice
+from peer.records import ACCURACY
 from peer.report.limit_lines import limits_nearly_reached, limits_reached
 from peer.report.numbers import MISSING, percent, significant, size
 

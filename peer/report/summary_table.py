@@ -12,8 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.criterion import ACCURACY, Criterion
-from peer.precision_choice import PrecisionChoice
+from peer.config.precision_choice import PrecisionChoice
+from peer.records import ACCURACY, Criterion
 from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times
 from peer.report.whole_models import WHOLE_MODELS, equal_interval, reduction
 from peer.state.metrics import Summary

@@ -11,7 +11,7 @@ import numpy as np
 from peer import errors
 from peer.errors import SottoError
 from peer.gossip.effects import Effects, OutgoingFrame
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.simulate.virtual_run import Arrival, Event, Finished, StepDone, Timer
 from peer.simulate.workers import Packed
 

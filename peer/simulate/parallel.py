@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from peer.compress.payload import FloatArray
-from peer.config import Config
+from peer.config.options import Config
 from peer.errors import ConfigError
-from peer.run_progress import Progress
+from peer.records import Progress
 from peer.simulate.calls import pack_calls, pack_outcomes, unpack_calls, unpack_outcomes
 from peer.simulate.network import LinkModel
 from peer.simulate.rounds import Simulator

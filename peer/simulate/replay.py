@@ -29,13 +29,13 @@ from peer.compress.base import Compressor, Draws
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
-from peer.foreign_files import read_json
 from peer.gossip import ALGORITHMS, build, build_pair_node
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, NodeContext, NoMomentum
 from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
 from peer.gossip.pairs.node import PairNode
 from peer.random import PhiloxSource
+from peer.state.foreign_files import read_json
 from peer.train.momentum import Momentum
 from peer.wire.message import Message
 

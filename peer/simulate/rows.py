@@ -13,7 +13,7 @@ from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip.base import Algorithm
 from peer.gossip.mixing import debiased_step_rate
-from peer.run_setup import RunSetup
+from peer.run.setup import RunSetup
 from peer.train.stacked import StackedStep, StackedTrainer
 
 

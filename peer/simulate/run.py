@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from peer.compress.payload import FloatArray
-from peer.config import Config
-from peer.config_writer import write_resolved
+from peer.config.options import Config
+from peer.config.precision_choice import ALL_PEERS
+from peer.config.writer import write_resolved
 from peer.errors import ConfigError, DivergenceError, SottoError
-from peer.precision_choice import ALL_PEERS
-from peer.run_plan import algorithm_spec
-from peer.run_progress import Progress
-from peer.run_setup import settle_precision
-from peer.run_summary import describe_run, finish_summary, note_precisions
+from peer.records import Progress
+from peer.run.plan import algorithm_spec
+from peer.run.setup import settle_precision
+from peer.run.summary import describe_run, finish_summary, note_precisions
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.parallel import ParallelSimulator

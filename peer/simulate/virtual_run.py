@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar, overload
 import numpy as np
 
 from peer.compress.payload import FloatArray
-from peer.config import Config
+from peer.config.options import Config
 from peer.errors import ConfigError, DivergenceError
 from peer.gossip.effects import OutgoingFrame
 from peer.gossip.shared_copies import SharedCopies
@@ -23,11 +23,10 @@ from peer.node.evaluation_cadence import is_evaluated
 from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
-from peer.round_record import RoundRecord
-from peer.run_plan import refuse_own_data
-from peer.run_progress import PeerProgress, Progress
-from peer.run_setup import PeerTrainer, RunSetup
-from peer.run_summary import average, consensus, evaluation_record
+from peer.records import PeerProgress, Progress, RoundRecord
+from peer.run.plan import refuse_own_data
+from peer.run.setup import PeerTrainer, RunSetup
+from peer.run.summary import average, consensus, evaluation_record
 from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
 from peer.simulate.rows import StackedRows
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from peer.config.precision_choice import PrecisionChoice
 from peer.errors import StateError, remedy
 from peer.foreign_values import parse_json
-from peer.precision_choice import PrecisionChoice
 from peer.state.disk import Disk, replace, writing
 
 T = TypeVar("T")

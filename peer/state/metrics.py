@@ -19,13 +19,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
 
-from peer.criterion import ACCURACY, Better, Criterion
 from peer.errors import RemoteProtocolError, StateError
-from peer.foreign_files import read_as
+from peer.files import open_own, write_whole
 from peer.foreign_values import parse_json
-from peer.own_files import open_own, write_whole
-from peer.round_record import RoundRecord
+from peer.records import ACCURACY, Better, Criterion, RoundRecord
 from peer.state.disk import cannot_be_written
+from peer.state.foreign_files import read_as
 
 
 @dataclass(frozen=True, kw_only=True)

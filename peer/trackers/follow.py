@@ -11,9 +11,9 @@ from pathlib import Path
 from time import time
 
 from peer.errors import StateError
+from peer.records import RoundRecord
 from peer.report.comparison import settings
 from peer.report.run_data import RunData, metrics_files, read_frame
-from peer.round_record import RoundRecord
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Record
 
 MOST_PEERS = 32

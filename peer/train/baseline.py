@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.train.evaluation import Evaluation
 from peer.train.local_step import Trainer, Vector
 from peer.train.task import Task

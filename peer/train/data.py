@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from peer.config.precision_choice import Precision
 from peer.errors import DataError
-from peer.precision_choice import Precision
 from peer.train.layers import FULL_PRECISION, Layers
 from peer.train.metrics import Metric
 from peer.train.precision import no_eight_bits, takes_layers

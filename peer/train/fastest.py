@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from peer.config.precision_choice import PRECISIONS, Precision, PrecisionChoice
 from peer.errors import SottoError
-from peer.precision_choice import PRECISIONS, Precision, PrecisionChoice
 from peer.train.local_step import Trainer
 
 log = logging.getLogger("sotto")

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.config import TrainingOptions, Vote
+from peer.config.options import TrainingOptions, Vote
 from peer.errors import ConfigError
 from peer.train.data import Batch, Classification
 from peer.train.learning_rate import LearningRate

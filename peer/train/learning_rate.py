@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.errors import ConfigError
 
 KINDS = ("constant", "step", "cosine")

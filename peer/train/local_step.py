@@ -24,12 +24,10 @@ import numpy.typing as npt
 import torch
 
 from peer.compress.layout import Layout
-from peer.config import TrainingOptions
-from peer.data_meaning import Meaning, meanings_of
+from peer.config.options import TrainingOptions
+from peer.config.precision_choice import Precision
 from peer.errors import ConfigError, DataError, LocalProtocolError
-from peer.precision_choice import Precision
 from peer.random import SHARED, Purpose, Stream, stream
-from peer.start_model import StartModel
 from peer.train.data import Classification
 from peer.train.evaluation import Evaluation, class_labels, evaluate_model
 from peer.train.label_adjustment import LabelAdjustment, deal_locally, training_loss
@@ -45,6 +43,8 @@ from peer.train.sampling import BatchDraw, BatchSchedule, augmentation_uniforms
 from peer.train.statistics import collect_statistics_, statistics_of_average
 from peer.train.task import Data, Task
 from peer.train.threads import GENERATOR
+from peer.wire.data_meaning import Meaning, meanings_of
+from peer.wire.start_model import StartModel
 
 log = logging.getLogger("sotto")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from peer.criterion import ACCURACY, Better, Criterion
+from peer.records import ACCURACY, Better, Criterion
 
 Means = Mapping[str, float]
 LOSS = "loss"

@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from peer.errors import DataError
-from peer.own_files import write_whole
-from peer.start_model import Entry, StartModel
+from peer.files import write_whole
+from peer.wire.start_model import Entry, StartModel
 
 
 def save_model(

@@ -17,8 +17,8 @@ from typing import Any, cast
 import torch
 
 import peer
-from peer.criterion import ACCURACY, Criterion
 from peer.errors import SottoError, TaskError
+from peer.records import ACCURACY, Criterion
 from peer.train.metrics import metrics_of
 from peer.train.task import Data, Task
 

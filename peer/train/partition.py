@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.errors import ConfigError, DataError
+from peer.files import write_whole
 from peer.foreign_values import parse_json
-from peer.own_files import write_whole
 from peer.random import SHARED, Purpose, Stream, stream
 
 IntArray: TypeAlias = npt.NDArray[np.int64]

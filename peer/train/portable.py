@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from peer.errors import ConfigError, DataError
-from peer.own_files import replacing
+from peer.files import replacing
 from peer.random import SHARED, Purpose, stream
 from peer.train.own_task import OwnTask
 from peer.train.statistics import BATCH, SAMPLES

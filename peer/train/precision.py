@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
+from peer.config.precision_choice import FASTEST, Precision
 from peer.errors import ConfigError, LocalProtocolError
-from peer.precision_choice import FASTEST, Precision
 from peer.train.bfloat16 import compute_in_bfloat16_
 from peer.train.layers import EIGHT_BIT
 from peer.train.own_task import inner_task

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch.func import functional_call, grad, vmap
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.errors import ConfigError, TaskError
 from peer.random import normals_of
 from peer.train.data import Batch

@@ -19,7 +19,7 @@ import torch
 from torch.func import functional_call, vmap
 
 from peer.compress.layout import Layout
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.errors import DataError, LocalProtocolError, TaskError
 from peer.train.bfloat16 import computes_in_bfloat16
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip

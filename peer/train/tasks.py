@@ -16,11 +16,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from peer.config import OWN_LOOP, Config
-from peer.data_meaning import CLASSES, meanings_of
+from peer.config.options import OWN_LOOP, Config
 from peer.errors import ConfigError, DataError
 from peer.random import SHARED, Purpose, stream
-from peer.startup import complete_torch
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.datasets.clusters import clusters as make_clusters
 from peer.train.datasets.image_files import (
@@ -57,8 +55,10 @@ from peer.train.models import (
 )
 from peer.train.models.distilbert import BASE, HEAD
 from peer.train.own_task import OwnTask, UserCode
+from peer.train.startup import complete_torch
 from peer.train.task import Data, Task
 from peer.train.threads import GENERATOR
+from peer.wire.data_meaning import CLASSES, meanings_of
 
 OptionValue = str | int | float | bool
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from peer.criterion import ACCURACY, Criterion
 from peer.foreign_text import printable
+from peer.records import ACCURACY, Criterion, RoundRecord
 from peer.report.run_data import metrics_files
-from peer.round_record import RoundRecord
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore
 from peer.watch.history import History
 

@@ -12,18 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peer import config as configuration
-from peer.config import Config
-from peer.criterion import ACCURACY, Criterion
+from peer.config import options as configuration
+from peer.config.options import Config
 from peer.errors import ConfigError, SecurityError, SottoError, StateError
 from peer.foreign_text import printable
 from peer.ops import collect, standing
 from peer.ops.collect import Member
 from peer.ops.releases import mixed, versions_of
+from peer.records import ACCURACY, Criterion, RoundRecord
 from peer.report.limit_lines import limits_nearly_reached, limits_reached
 from peer.report.run_data import read_frame
-from peer.round_record import RoundRecord
-from peer.run_plan import build_schedule
+from peer.run.plan import build_schedule
 from peer.state.metrics import EvaluationRecord, Summary
 from peer.watch.edges import Edges, planned
 from peer.watch.figures import Figures, MetricsFiles, compared_by

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peer.criterion import ACCURACY, Criterion
+from peer.records import ACCURACY, Criterion
 
 DOWN = ("unreachable", "lost", "diverged")
 """States of a peer that somebody should look at."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from peer.criterion import ACCURACY, Criterion
 from peer.foreign_values import finite
+from peer.records import ACCURACY, Criterion
 from peer.report.curves import figure_axis
 from peer.report.line_chart import Axis, Line, Points, line_chart
 from peer.watch.events import Event

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from peer import native
-from peer.config import load
+from peer.config.options import load
 from tests.cli.runner import sotto
 
 

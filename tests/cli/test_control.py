@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import Config, PeerAddress
+from peer.config.options import Config, PeerAddress
 from peer.errors import PeerUnreachable, RemoteError, RemoteProtocolError, SecurityError
 from peer.node.loss_votes import ordered
 from peer.ops import control

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.x509 import SubjectAlternativeName, load_pem_x509_certificate
 
-from peer.config import SecurityOptions, load
+from peer.config.options import SecurityOptions, load
 from peer.errors import SecurityError, StateError
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.net.security.requests import request_certificate

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from peer.lab.study.row import Cell
 from peer.links import tc
 from peer.links.profiles import PROFILES
-from peer.study.row import Cell
 from tests.cli.runner import sotto
+from tests.lab.study.small_study import SMALL, result
 from tests.links.namespaces import namespaces, needs_links
-from tests.study.small_study import SMALL, result
 
 
 def test_profiles_are_listed_with_their_figures() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from peer import config as configuration
 from peer.cli.plan import parse_link
+from peer.config import options as configuration
 from peer.errors import ConfigError
 from tests.cli.runner import sotto
 

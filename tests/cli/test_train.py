@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from peer.cli.training_run import choose_directory, with_live_page
-from peer.config import load
+from peer.config.options import load
 from peer.errors import ConfigError
+from peer.records import Progress
 from peer.report import live
-from peer.run_progress import Progress
 from tests.cli.runner import sotto
 
 SMALL = ("-n", "2", "--rounds", "6", "-s", "evaluation.every_rounds=3", "-s", "training.warmup_rounds=0", "--no-live")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer import config as configuration
+from peer.config import options as configuration
 from peer.ops import tune as tuner
 from peer.ops.tune import Trial, Tuning
 from tests.cli.runner import sotto

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from peer.entry import main
+from peer.__main__ import main
 from peer.net.connection import Connection
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair

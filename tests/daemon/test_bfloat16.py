@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import load
+from peer.config.options import load
 from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
 from peer.simulate.run import run

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer.config import load
+from peer.config.options import load
 from peer.ops.local_cluster import Cluster
 from peer.state.metrics import LinkRecord
 

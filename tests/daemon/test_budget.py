@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer.config import load
+from peer.config.options import load
 from peer.gossip.budget import EVERY
 from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.config import StateOptions
+from peer.config.options import StateOptions
 from peer.daemon.checkpoint_cadence import CheckpointCadence
 
 

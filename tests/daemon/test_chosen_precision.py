@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import load
-from peer.daemon.chosen_precision import settle_chosen
+from peer.config.options import load
+from peer.config.precision_choice import Precision, PrecisionChoice
+from peer.daemon.device.chosen_precision import settle_chosen
 from peer.daemon.process import open_peer
 from peer.errors import ConfigError, StateError
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.export import export_model
 from peer.ops.local_cluster import Cluster, free_ports, up
-from peer.precision_choice import Precision, PrecisionChoice
 from peer.simulate.run import run
 from peer.state.disk import RealDisk
 from peer.state.kept_file import CHOSEN_PRECISION

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from peer.daemon import class_votes
-from peer.daemon.class_votes import ClassVotes
-from peer.daemon.notes import (
+from peer.daemon.notes import class_votes
+from peer.daemon.notes.class_votes import ClassVotes
+from peer.daemon.notes.notes import (
     CLASSES,
     SHARES,
     ClassVote,

@@ -10,10 +10,10 @@ import pytest
 import safetensors.numpy
 
 from peer.compress.payload import FloatArray
-from peer.config import GuardOptions, load
+from peer.config.options import GuardOptions, load
 from peer.daemon import process
-from peer.daemon.divergence import Claim, Divergence, Finding, advice
-from peer.daemon.notes import encode_divergence
+from peer.daemon.notes.divergence import Claim, Divergence, Finding, advice
+from peer.daemon.notes.notes import encode_divergence
 from peer.daemon.process import Daemon, open_peer
 from peer.daemon.rounds import RoundLoop
 from peer.errors import DivergenceError, PeerUnreachable
@@ -21,7 +21,7 @@ from peer.node.divergence_guard import reason_to_stop
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 from peer.ops.rollback import newest_common_round, put_back
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 
 # -- notes -------------------------------------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from peer.compress.payload import FloatArray
-from peer.config import EvaluationOptions
-from peer.criterion import ACCURACY, Criterion
-from peer.daemon.evaluations import Evaluations, Models, OwnEvaluation, SampleCounts, parse_stored, stored
-from peer.daemon.notes import decode_evaluation, encode_evaluation
+from peer.config.options import EvaluationOptions
+from peer.daemon.notes.evaluations import Evaluations, Models, OwnEvaluation, SampleCounts, parse_stored, stored
+from peer.daemon.notes.notes import decode_evaluation, encode_evaluation
 from peer.errors import StateError
 from peer.node.statements import Statements, Unsigned, counter_of, sealed
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
+from peer.records import ACCURACY, Criterion
 from peer.state.metrics import EvaluationRecord
 from peer.train.evaluation import Evaluation
 from peer.train.local_step import Split

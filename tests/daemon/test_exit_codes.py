@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import load
+from peer.config.options import load
 from peer.errors import INTERRUPTED, SottoError
 from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster

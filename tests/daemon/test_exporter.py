@@ -12,9 +12,9 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from peer.daemon.exporter import Exporter
+from peer.daemon.operator.exporter import Exporter
 from peer.errors import ConfigError
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import Config, PeerAddress, PeerOptions, load
-from peer.daemon import first_peer_list
+from peer.config.options import Config, PeerAddress, PeerOptions, load
+from peer.daemon.members import first_peer_list
 from peer.errors import ConfigError, StateError
 from peer.state.disk import RealDisk
 

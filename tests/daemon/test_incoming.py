@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from peer.daemon.incoming import Incoming
-from peer.daemon.operator_api import OperatorApi
-from peer.daemon.roster import Roster
+from peer.daemon.members.roster import Roster
+from peer.daemon.operator.operator_api import OperatorApi
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused, RemoteProtocolError
 from tests.daemon.parts import FakeMembers, FakeTransport, neighbors_over

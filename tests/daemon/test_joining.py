@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from peer.daemon.joining import ASK_AGAIN_S, DECLINED_S, Joining
-from peer.daemon.member_links import MemberLinks
-from peer.daemon.notes import encode_refusal
-from peer.daemon.roster import Roster
+from peer.daemon.members.joining import ASK_AGAIN_S, DECLINED_S, Joining
+from peer.daemon.members.member_links import MemberLinks
+from peer.daemon.members.roster import Roster
+from peer.daemon.notes.notes import encode_refusal
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused, PeerUnreachable
 from tests.daemon.parts import FakeTransport, neighbors_over

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from peer.compress import TopK
-from peer.config import check
-from peer.daemon import kept_rates
-from peer.daemon.kept_rates import RATES, settle_rates
+from peer.config.options import check
+from peer.daemon.device import kept_rates
+from peer.daemon.device.kept_rates import RATES, settle_rates
 from peer.errors import StateError
-from peer.run_plan import build_compressor
+from peer.run.plan import build_compressor
 from peer.state.disk import RealDisk
 from tests.state.folders import begin
 

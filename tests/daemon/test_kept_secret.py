@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.daemon.kept_secret import settle_privacy
+from peer.daemon.device.kept_secret import settle_privacy
 from peer.errors import ConfigError
-from peer.privacy_budget import Budget
+from peer.run.privacy_budget import Budget
 from peer.state.disk import RealDisk
 from peer.train.private_step import SECRET_FILE
 from tests.state.folders import begin

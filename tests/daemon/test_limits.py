@@ -15,14 +15,14 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
-from peer.config import LimitOptions, load
-from peer.daemon import limits
-from peer.daemon.limit_rules import Usage, check_hours, check_usage, nearly_used
-from peer.daemon.limits import Limits
+from peer.config.options import LimitOptions, load
+from peer.daemon.device import limits
+from peer.daemon.device.limit_rules import Usage, check_hours, check_usage, nearly_used
+from peer.daemon.device.limits import Limits
 from peer.errors import ConfigError, StateError
 from peer.net.counters import LinkCounters
 from peer.ops.local_cluster import Cluster
-from peer.run_plan import validate_config
+from peer.run.plan import validate_config
 from peer.state.disk import RealDisk
 from peer.train.threads import use_one_thread
 from peer.watch.observer import open_observer

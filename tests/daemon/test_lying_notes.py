@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from peer.config import load
-from peer.daemon.notes import DIVERGED, EVALUATION, JOIN, REFUSAL, REPLICA, encode_divergence, encode_evaluation
+from peer.config.options import load
+from peer.daemon.notes.notes import DIVERGED, EVALUATION, JOIN, REFUSAL, REPLICA, encode_divergence, encode_evaluation
 from peer.daemon.process import Daemon, open_peer
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from peer.config import load
-from peer.daemon import joining, rejoining
+from peer.config.options import load
+from peer.daemon.members import joining, rejoining
 from peer.daemon.process import Daemon, open_peer
 from peer.daemon.rounds import RoundLoop
 from peer.errors import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import load
+from peer.config.options import load
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 

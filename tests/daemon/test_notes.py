@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from google.protobuf.message import Message
 
-from peer.daemon.notes import (
+from peer.daemon.notes.notes import (
     decode_data,
     decode_digests,
     decode_divergence,

@@ -9,27 +9,26 @@ from typing import Any, cast
 
 import pytest
 
-from peer.answers import read_answer
-from peer.config import PeerAddress, PrivacyOptions
-from peer.criterion import ACCURACY
-from peer.daemon.admissions import Admissions
-from peer.daemon.divergence import Claim, Divergence
-from peer.daemon.evaluations import Evaluations
+from peer.config.options import PeerAddress, PrivacyOptions
+from peer.config.precision_choice import PrecisionChoice
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.loop_protocol import Loop
+from peer.daemon.members.admissions import Admissions
+from peer.daemon.members.peer_list_reload import PeerList
 from peer.daemon.metrics_writer import MetricsWriter
-from peer.daemon.operator_api import OperatorApi
-from peer.daemon.peer_list_reload import PeerList
-from peer.daemon.releases import Releases
+from peer.daemon.notes.divergence import Claim, Divergence
+from peer.daemon.notes.evaluations import Evaluations
+from peer.daemon.notes.releases import Releases
+from peer.daemon.operator.operator_api import OperatorApi
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import Saver
 from peer.errors import SottoError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind
+from peer.net.answers import read_answer
 from peer.net.offences import NOTABLE
-from peer.precision_choice import PrecisionChoice
-from peer.privacy_budget import Budget, epsilon
-from peer.round_record import RoundRecord
+from peer.records import ACCURACY, RoundRecord
+from peer.run.privacy_budget import Budget, epsilon
 from peer.state.admission_log import AdmissionLog
 from peer.state.metrics import MetricsStore
 from tests.daemon.parts import FakeMembers, FakeTransport, neighbors_over
@@ -179,7 +178,7 @@ def test_the_status_says_which_precision_the_device_chose(asked: Asked) -> None:
 
 
 def test_what_a_peer_answers_is_what_others_read_of_it(asked: Asked) -> None:
-    """A field that `peer.answers` does not know is lost on its way."""
+    """A field that `peer.net.answers` does not know is lost on its way."""
     for verb, arguments in (
         ("status", {}),
         ("snapshot", {}),

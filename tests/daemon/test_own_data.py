@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from peer.config import load
+from peer.config.options import load
 from peer.daemon import neighbors
 from peer.daemon.process import Daemon, open_peer
 from peer.errors import ConfigError, HandshakeRefused, StateError

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from peer.config import Config, load
-from peer.config_writer import write_peer_file
-from peer.daemon.audit_log import read_event_log
+from peer.config.options import Config, load
+from peer.config.writer import write_peer_file
+from peer.daemon.operator.audit_log import read_event_log
 from peer.errors import INTERRUPTED, RemoteError
 from peer.gossip.pairs.events import Event, merge_events
 from peer.ops import control

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer import run_setup
-from peer.config import load
+from peer.config.options import load
 from peer.ops.local_cluster import up
 from peer.ops.peer_processes import ForkServer
+from peer.run import setup as run_setup
 from peer.simulate.run import run
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 from peer.train.private_step import SECRET_FILE

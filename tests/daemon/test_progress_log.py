@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from peer.config import load
-from peer.daemon.progress_log import ProgressLog
+from peer.config.options import load
+from peer.daemon.device.progress_log import ProgressLog
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import load
-from peer.daemon import rejoining
+from peer.config.options import load
+from peer.daemon.members import rejoining
 from peer.errors import DeclaredLost, HandshakeRefused, SecurityError
 from peer.ops.enrollment import revoke
 from peer.state.metrics import MetricsStore

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import pytest
 
-from peer.daemon.notes import RELEASE, ReleaseTold, encode_release
-from peer.daemon.releases import Releases
+from peer.daemon.notes.notes import RELEASE, ReleaseTold, encode_release
+from peer.daemon.notes.releases import Releases
 from peer.errors import RemoteProtocolError
 from peer.node.statements import Statements, Unsigned
 from peer.protocol import NEWEST, OLDEST

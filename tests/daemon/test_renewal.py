@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import SecurityOptions
+from peer.config.options import SecurityOptions
 from peer.errors import SecurityError
 from peer.gossip.membership import ChangeKind
 from peer.net.security.certificates import identify

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from peer import __version__
-from peer.config import load
+from peer.config.options import load
 from peer.daemon.process import open_peer
 from peer.ops.local_cluster import free_ports
 from peer.protocol import NEWEST, OLDEST
@@ -231,7 +231,7 @@ def state_of(device: Device) -> dict[str, str]:
 DIGEST = """
 import sys
 from pathlib import Path
-from peer.config import load
+from peer.config.options import load
 print(load(Path(sys.argv[1]) if sys.argv[1] else None, overrides=sys.argv[2:], environment={}).run_digest())
 """
 

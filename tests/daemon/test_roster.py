@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import Config, PeerAddress, PeerOptions, load
-from peer.daemon.roster import Roster
+from peer.config.options import Config, PeerAddress, PeerOptions, load
+from peer.daemon.members.roster import Roster
 from peer.errors import ConfigError, HandshakeRefused, SecurityError, SottoError
 from peer.gossip.incarnations import MAX_INCARNATIONS
 from peer.gossip.membership import Newcomer

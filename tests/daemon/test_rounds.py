@@ -16,7 +16,7 @@ import pytest
 
 from peer import wire
 from peer.compress import Dense, add_decompressed_
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.errors import INTERRUPTED
 from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
@@ -117,7 +117,7 @@ def test_a_second_signal_ends_a_peer_at_once(started: Callable[..., Cluster]) ->
 def test_peers_end_when_the_process_that_started_them_is_gone(tmp_path: Path) -> None:
     program = (
         "import sys, time, pathlib\n"
-        "from peer.config import load\nfrom peer.ops.local_cluster import Cluster\n"
+        "from peer.config.options import load\nfrom peer.ops.local_cluster import Cluster\n"
         "if __name__ == '__main__':\n"
         f"    c = Cluster(load(environment={{}}, overrides=['run.rounds=100000']), pathlib.Path({str(tmp_path)!r}),\n"
         f"                num_peers=2, directory=pathlib.Path({str(tmp_path)!r}))\n"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from peer.config import PeerOptions
+from peer.config.options import PeerOptions
 from peer.daemon.runtime import Runtime, pace
 
 

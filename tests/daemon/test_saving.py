@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from peer.config import StateOptions
+from peer.config.options import StateOptions
 from peer.daemon.checkpoint_cadence import CheckpointCadence
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.metrics_writer import MetricsWriter

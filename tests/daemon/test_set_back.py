@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import SecurityOptions, load
+from peer.config.options import SecurityOptions, load
 from peer.daemon import neighbors
-from peer.daemon.rejoining import give_up
+from peer.daemon.members.rejoining import give_up
 from peer.errors import DeclaredLost, StateBehind
 from peer.net.security.certificates import Role
 from peer.net.security.credentials import Credentials, load_credentials

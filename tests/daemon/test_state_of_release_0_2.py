@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from peer.config import load
+from peer.config.options import load
 from peer.daemon.process import open_peer
 from peer.ops.local_cluster import free_ports
 from peer.train.eight_bit import linear_kernels

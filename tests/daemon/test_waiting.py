@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.daemon import process
 from peer.errors import ConfigError, DataError, SecurityError, SottoError
 from peer.net.security.authority import CertificateAuthority

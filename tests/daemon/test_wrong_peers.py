@@ -23,8 +23,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from peer.config import Config, load
-from peer.config_writer import write_resolved
+from peer.config.options import Config, load
+from peer.config.writer import write_resolved
 from peer.daemon import neighbors
 from peer.daemon.process import open_peer
 from peer.errors import HandshakeRefused, PeerUnreachable, RemoteError

@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.net.security.credentials import load_credentials
 from peer.ops import enrollment
 

@@ -11,8 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from peer.sweep.folder import SweepFolder
-from tests.sweep.small_sweep import SMALL, read, results
+from peer.lab.sweep.folder import SweepFolder
+from tests.lab.sweep.small_sweep import SMALL, read, results
 
 SWEEPS = Path(__file__).resolve().parents[2] / "deploy" / "sweeps"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from peer.entry import main
+from peer.__main__ import main
 
 if __name__ == "__main__":
     words = sys.argv[1:]

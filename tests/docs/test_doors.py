@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.daemon import notes
+from peer.daemon.notes import notes
 from peer.net.outbox import REVOKED_TOPIC
 from peer.node.loss_votes import LOST, ORDER
 from peer.node.progress import PROGRESS

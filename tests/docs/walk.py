@@ -73,7 +73,7 @@ def _run(script: str, folder: Path, timeout_s: float) -> str:
         (programs / name).chmod(0o755)
     environment = {
         "PATH": f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "peer" / "api"), str(folder)]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "peer" / "library" / "api"), str(folder)]),
         "HOME": str(folder),
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "120",

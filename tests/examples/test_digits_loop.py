@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from peer.cli import cli
 from peer.ops.local_cluster import free_ports
-from tests.own_loop.processes import check_mass, start_file
+from tests.library.processes import check_mass, start_file
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits_loop.py"
 ROUNDS = 40

@@ -11,7 +11,7 @@ import sottovoce
 import torch
 from safetensors.torch import load_file
 
-from peer.config import load
+from peer.config.options import load
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 from tests.docs.walk import ROOT, blocks, walk

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.train.local_step import Trainer
 from peer.train.stacked import StackedTrainer
 from peer.train.task import Task

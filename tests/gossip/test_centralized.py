@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer.config import load
-from peer.run_setup import RunSetup
+from peer.config.options import load
+from peer.run.setup import RunSetup
 from peer.simulate.run import run
 from peer.train.momentum import Momentum
 from tests.gossip.drive import carry_for, gossip, peers, ring, schedule_of

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from peer.daemon import notes
+from peer.daemon.notes import notes
 from peer.errors import RemoteProtocolError
 from peer.net.chunks import Cutter
 from peer.net.counters import LinkCounters

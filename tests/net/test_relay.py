@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from peer.config import TransportOptions
+from peer.config.options import TransportOptions
 from peer.errors import ConfigError, StateError
 from peer.net.control import call_control
 from peer.net.neighbor import Neighbor, RelayAddress

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import SecurityOptions, TransportOptions
+from peer.config.options import SecurityOptions, TransportOptions
 from peer.errors import SecurityError
 from peer.net.control import call_control
 from peer.net.rpc import Caller, Server

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
-from peer.config import SecurityOptions
+from peer.config.options import SecurityOptions
 from peer.errors import SecurityError
 from peer.net.security.authority import CA_DAYS, PEER_DAYS, CertificateAuthority
 from peer.net.security.certificates import ROLE_URI, Role, der, identify

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import load
+from peer.config.options import load
 from peer.daemon.process import open_peer
 from peer.errors import SecurityError
 from peer.net.control import call_control

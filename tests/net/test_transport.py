@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from peer.config import TransportOptions
-from peer.data_meaning import meanings_of
+from peer.config.options import TransportOptions
 from peer.errors import (
     ConfigError,
     DataError,
@@ -34,7 +33,8 @@ from peer.net.neighbor import Neighbor
 from peer.net.rpc import StreamLost
 from peer.net.security.certificates import Role
 from peer.net.unreachable import why_unreachable
-from peer.start_model import StartModel
+from peer.wire.data_meaning import meanings_of
+from peer.wire.start_model import StartModel
 from tests.net.transport_peers import (
     NAMES,
     QUICK,
@@ -734,7 +734,7 @@ def _python(*arguments: str) -> subprocess.Popen[str]:
     program = textwrap.dedent(
         f"""
         import asyncio, pathlib, sys
-        from peer.config import SecurityOptions
+        from peer.config.options import SecurityOptions
         from peer.net.security.credentials import load_credentials
         from tests.net.transport_peers import *
 

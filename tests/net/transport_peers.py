@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
-from peer.config import TransportOptions
+from peer.config.options import TransportOptions
 from peer.net.hello import HelloInfo
 from peer.net.neighbor import Neighbor
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.credentials import Access, Credentials
 from peer.net.transport import Transport
 from peer.node.delivery import InLink, OutLink
-from peer.start_model import StartModel
+from peer.wire.start_model import StartModel
 from tests.ops.answering import HONEST
 
 NAMES = ("ada", "ben", "cleo", "dan")

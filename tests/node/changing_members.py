@@ -19,7 +19,7 @@ from peer import compress, gossip
 from peer.compress.bound import BoundedCompressor
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
-from peer.daemon.signed_statements import SignedStatements
+from peer.daemon.members.signed_statements import SignedStatements
 from peer.errors import SecurityError
 from peer.gossip.base import GraphNeed, NodeContext
 from peer.gossip.effects import Effects

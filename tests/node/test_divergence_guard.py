@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from peer.compress.payload import FloatArray
-from peer.config import GuardOptions, load
+from peer.config.options import GuardOptions, load
 from peer.errors import DivergenceError
 from peer.node.divergence_guard import reason_to_stop, require_finite_loss, require_finite_model
 from peer.node.participant import Participant
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.simulate import virtual_run
 from peer.simulate.rounds import Simulator
 

@@ -10,7 +10,7 @@ import pytest
 from peer.errors import RemoteProtocolError, StateBehind, StateError
 from peer.gossip.late_neighbors import LatePolicy
 from peer.node.durable import DurablePeer
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.wire import Message
 from tests.node.durable_peers import ADAPTIVE, ALGORITHMS, LATE, SILENT, World
 from tests.state.failing_disk import ProcessEnds

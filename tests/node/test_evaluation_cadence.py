@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.config import EvaluationOptions
+from peer.config.options import EvaluationOptions
 from peer.node.evaluation_cadence import is_evaluated, is_shared
 
 

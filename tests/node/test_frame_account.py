@@ -10,7 +10,7 @@ from peer.errors import RemoteProtocolError
 from peer.gossip.effects import Send
 from peer.gossip.mixing import whole
 from peer.node.frame_account import FrameAccount, decode_from
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.wire.message import Message, MessageKind, RepairWish
 
 LAYOUT = Layout.of_sizes([3, 5])

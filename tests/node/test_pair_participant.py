@@ -13,7 +13,7 @@ from peer.errors import LocalProtocolError, RemoteProtocolError, StateError
 from peer.gossip import build_pair_node
 from peer.gossip.effects import Effects
 from peer.node.pair_participant import EXCHANGES_SKIPPED, PairParticipant
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from tests.gossip.drive import contexts, ring, schedule_of
 from tests.node.local_steps import SIZES, Pull
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from peer.answers import read_answer
 from peer.errors import RemoteProtocolError
+from peer.net.answers import read_answer
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.certificates import Place, der
 from peer.net.security.requests import read_request, request_certificate

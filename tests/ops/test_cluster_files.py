@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import Config, PeerAddress, SecurityOptions, load
+from peer.config.options import Config, PeerAddress, SecurityOptions, load
 from peer.errors import ConfigError, SottoError
 from peer.net.security.certificates import Role
 from peer.net.security.credentials import load_credentials
 from peer.ops.cluster_files import Host, place_peers, write_cluster
-from peer.run_plan import validate_config
+from peer.run.plan import validate_config
 
 
 def test_a_cluster_on_one_machine(tmp_path: Path) -> None:

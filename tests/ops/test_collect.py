@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from peer.config import Config, PeerAddress, load
-from peer.config_writer import write_resolved
+from peer.config.options import Config, PeerAddress, load
+from peer.config.writer import write_resolved
 from peer.errors import PeerUnreachable, RemoteError, StateError
 from peer.ops import control, standing
 from peer.ops.cluster_files import Host, write_cluster

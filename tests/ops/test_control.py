@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from peer.config import load
+from peer.config.options import load
 from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
 from peer.report.html import render

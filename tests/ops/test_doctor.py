@@ -18,8 +18,8 @@ from unittest.mock import Mock
 import pytest
 
 from peer import __version__
-from peer.config import SHARED_SECTIONS, Config, load
-from peer.config_writer import write_peer_file
+from peer.config.options import SHARED_SECTIONS, Config, load
+from peer.config.writer import write_peer_file
 from peer.net.hello import HelloInfo
 from peer.net.neighbor import Neighbor
 from peer.net.security.authority import CertificateAuthority
@@ -29,7 +29,7 @@ from peer.ops import doctor
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.enrollment import admit, propose, request
 from peer.ops.local_cluster import free_ports
-from peer.start_model import StartModel
+from peer.wire.start_model import StartModel
 from tests.cli.runner import sotto
 from tests.net.transport_peers import Mind
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from peer.config import Config, PeerAddress, load
+from peer.config.options import Config, PeerAddress, load
 from peer.errors import ConfigError, StateError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.ops.cluster_files import place_peers, write_cluster
 from peer.ops.export import export_model
-from peer.run_setup import RunSetup
+from peer.run.setup import RunSetup
 from peer.simulate import run as simulator
 from peer.state.checkpoints import Checkpoint, StateFolder
 from peer.train.model_file import save_model

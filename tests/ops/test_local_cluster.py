@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 from safetensors.torch import load_file
 
-from peer.config import load
+from peer.config.options import load
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.net.services import OWN_SOCKET
 from peer.ops import control

@@ -16,7 +16,7 @@ import torch
 from onnx import numpy_helper
 from safetensors.torch import load_file
 
-from peer.config import load
+from peer.config.options import load
 from peer.simulate import run as simulator
 from peer.train.int8_file import quantized
 from peer.train.tasks import resolve_task

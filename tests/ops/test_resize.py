@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import PeerAddress, load
+from peer.config.options import PeerAddress, load
 from peer.errors import ConfigError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.ops import local_cluster
 from peer.ops.resize import Lineup, line_up
-from peer.run_progress import Progress
+from peer.records import Progress
 from peer.state.checkpoints import Checkpoint, StateFolder, find_checkpoints, load_checkpoint
 from peer.state.metrics import MetricsStore, Summary
 

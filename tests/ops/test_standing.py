@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from peer.config import Config, PeerAddress
+from peer.config.options import Config, PeerAddress
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.ops.standing import Standing, from_answers, from_folder
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.state.checkpoints import Checkpoint, StateFolder
 from peer.state.metrics import MetricsStore
 

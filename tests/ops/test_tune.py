@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from peer import config as configuration
-from peer import run_setup
-from peer.config import Config
-from peer.criterion import Better, Criterion
+from peer.config import options as configuration
+from peer.config.options import Config
+from peer.config.precision_choice import PrecisionChoice
 from peer.errors import ConfigError, DivergenceError
-from peer.executors import Computing
+from peer.ops.executors import Computing
 from peer.ops.tune import MOST_SEEDS, Run, Trial, Tuning, gain_of, search, tune, with_rates, write
-from peer.precision_choice import PrecisionChoice
+from peer.records import Better, Criterion
+from peer.run import setup as run_setup
 
 
 def landscape(
@@ -421,7 +421,7 @@ def test_writing_keeps_comments_and_everything_else(tmp_path: Path) -> None:
 
 
 def test_an_unset_key_of_a_generated_file_is_filled_in_where_it_stands(tmp_path: Path) -> None:
-    from peer.config_writer import write_peer_file
+    from peer.config.writer import write_peer_file
 
     path = tmp_path / "peer.toml"
     write_peer_file(path)

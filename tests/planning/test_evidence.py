@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from peer import run_plan
-from peer.config import load
+from peer.config.options import load
 from peer.errors import ConfigError
 from peer.planning.evidence import Measured, Option, Setting, read
+from peer.run import plan as run_plan
 from peer.train.tasks import TASKS
 
 EVIDENCE = read()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import Config, PeerAddress, load
+from peer.config.options import Config, PeerAddress, load
 from peer.errors import ConfigError
 from peer.links.profiles import Profile
 from peer.planning import evidence as measurements

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from peer import run_plan
-from peer.config import load
+from peer.config.options import load
 from peer.gossip.base import Memory
+from peer.lab.study import predict
 from peer.links.profiles import find
 from peer.planning import messages, rivals
 from peer.planning.evidence import Option
 from peer.planning.layers import of_model
-from peer.study import predict
+from peer.run import plan as run_plan
 
 RING = ("graph.kind=ring", "graph.weights=metropolis")
 OWN = {

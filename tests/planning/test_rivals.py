@@ -7,11 +7,11 @@ import math
 import pytest
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
+from peer.lab.study import predict
 from peer.links.profiles import Profile
 from peer.planning import rivals
 from peer.planning.evidence import Option
 from peer.planning.layers import of_model
-from peer.study import predict
 
 LINK = predict.link_model(Profile(up_kbit=8000, down_kbit=8000, latency_ms=50))
 

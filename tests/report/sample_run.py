@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from peer.config import Config, PeerAddress
-from peer.config_writer import write_resolved
+from peer.config.options import Config, PeerAddress
+from peer.config.writer import write_resolved
 from peer.gossip.topology import build_schedule
+from peer.records import RoundRecord
 from peer.report import graph_view
-from peer.round_record import RoundRecord
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary
 
 NAMES = [f"peer-{index}" for index in range(4)]

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from peer.cli.compare import metrics
-from peer.criterion import ACCURACY, Criterion
 from peer.errors import ConfigError, StateError
+from peer.records import ACCURACY, Criterion, RoundRecord
 from peer.report.compare_page import compare_page
 from peer.report.compare_table import compare_table, result_tables, target_rows
 from peer.report.comparison import Contender, Spread, comparison_lines, contenders, differences, style, target
@@ -26,7 +26,6 @@ from peer.report.line_chart import Axis, Line
 from peer.report.metrics_file import TABLES, write_metrics
 from peer.report.run_data import RunData, load_run
 from peer.report.terminal_chart import terminal_chart
-from peer.round_record import RoundRecord
 from peer.state.metrics import EvaluationRecord, MetricsStore, Summary
 from tests.cli.runner import sotto
 from tests.report.sample_run import sample_summary

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from peer.records import PeerProgress, Progress
 from peer.report.live import MAX_ROWS, LineView, LiveView, line, open_view, render, select_rows
-from peer.run_progress import PeerProgress, Progress
 
 PEERS = tuple(
     PeerProgress(

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.peer_processes import peer_environment
 from peer.state.metrics import MetricsStore

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.errors import SottoError
 from peer.gossip.budget import BURST_S
 from tests.links.namespaces import namespaces

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from peer.config import load
+from peer.config.options import load
 from peer.links import network as links
 from peer.links.profiles import find
 from peer.ops.cluster_files import Host, write_cluster

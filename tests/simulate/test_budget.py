@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.gossip.budget import BURST_S
-from peer.round_record import RoundRecord
-from peer.run_plan import refuse_errors, validate_config
+from peer.records import RoundRecord
+from peer.run.plan import refuse_errors, validate_config
 from peer.simulate.network import LinkModel
 from peer.simulate.rounds import Simulator
 from peer.state.metrics import MetricsStore

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer import config as configuration
+from peer.config import options as configuration
 from peer.gossip.shared_copies import SharedCopies
 from peer.node.frame_account import decode_from
 from peer.simulate import decoding, virtual_run

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.errors import ConfigError
 from peer.node.pair_participant import PairParticipant
+from peer.records import RoundRecord
 from peer.report.html import write_report
-from peer.round_record import RoundRecord
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.run import Simulation, run

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer import config as configuration
+from peer.config import options as configuration
 from peer.errors import ConfigError, DivergenceError, LocalProtocolError
 from peer.simulate import workers as workers_module
 from peer.simulate.network import Agenda, LinkModel

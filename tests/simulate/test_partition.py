@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from peer.compress.payload import FloatArray
-from peer.config import load
+from peer.config.options import load
 from peer.errors import DivergenceError
 from peer.gossip import starvation
 from peer.node.participant import Participant
-from peer.round_record import RoundRecord
+from peer.records import RoundRecord
 from peer.simulate.network import Cut, LinkModel
 from peer.simulate.rounds import Simulator
 

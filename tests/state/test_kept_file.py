@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from peer.config import PeerAddress
-from peer.daemon import first_peer_list, kept_rates, kept_secret, limits
-from peer.daemon.kept_rates import KeptRates
-from peer.daemon.limit_rules import Usage
+from peer.config.options import PeerAddress
+from peer.config.precision_choice import PrecisionChoice
+from peer.daemon.device import kept_rates, kept_secret, limits
+from peer.daemon.device.kept_rates import KeptRates
+from peer.daemon.device.limit_rules import Usage
+from peer.daemon.members import first_peer_list
 from peer.errors import StateError
-from peer.precision_choice import PrecisionChoice
 from peer.state import incarnation, kept_file, kept_progress, statement_counter
 from peer.state.disk import RealDisk
 from peer.state.incarnation import Incarnation

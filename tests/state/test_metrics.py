@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer.criterion import ACCURACY, Better, Criterion
 from peer.errors import RemoteProtocolError, StateError
-from peer.round_record import RoundRecord
+from peer.records import ACCURACY, Better, Criterion, RoundRecord
 from peer.state import metrics
 from peer.state.metrics import (
     PAGED,

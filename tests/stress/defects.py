@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from peer.config import Config, PeerAddress
-from peer.daemon import divergence as divergence_module
-from peer.daemon import notes
-from peer.daemon.divergence import Divergence
+from peer.config.options import Config, PeerAddress
+from peer.daemon.notes import divergence as divergence_module
+from peer.daemon.notes import notes
+from peer.daemon.notes.divergence import Divergence
 from peer.foreign_text import printable_values
 from peer.net import control
 from peer.net.relay import PieceStream
@@ -113,8 +113,8 @@ DEFECTS = (
     Defect(
         name="an evaluation with senseless counts",
         checks=(
-            ("peer.daemon.notes", "whose counts are none"),
-            ("peer.daemon.evaluations", "not self._samples.fit(record)"),
+            ("peer.daemon.notes.notes", "whose counts are none"),
+            ("peer.daemon.notes.evaluations", "not self._samples.fit(record)"),
         ),
         algorithm="",
     ),

@@ -26,7 +26,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.errors import SottoError
 from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer

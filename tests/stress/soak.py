@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from peer.config import load
+from peer.config.options import load
 from peer.errors import SottoError
 from peer.ops.local_cluster import Cluster
 

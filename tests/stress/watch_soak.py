@@ -26,8 +26,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from peer.config import load
-from peer.config_writer import write_resolved
+from peer.config.options import load
+from peer.config.writer import write_resolved
 from peer.state.metrics import ConsensusRecord, MetricsStore
 from peer.watch.feed import MOST_EVENTS
 from peer.watch.logs import MOST_LINES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import load
+from peer.config.options import load
 from tools import privacy_study as study
 
 pytest.importorskip("dp_accounting")

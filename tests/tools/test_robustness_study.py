@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer import run_plan
-from peer.config import Config, load
+from peer.config.options import Config, load
+from peer.run import plan as run_plan
 from tools import robustness_study as study
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer import gossip, run_plan
+from peer import gossip
+from peer.run import plan as run_plan
 from tools import scale, study
 
 

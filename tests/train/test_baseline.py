@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.train.baseline import single_process
 from peer.train.local_step import Trainer
 from tests.train.small_tasks import all_indices, descend, points

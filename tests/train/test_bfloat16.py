@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.native import lib
 from peer.train.bfloat16 import compute_in_bfloat16_, computes_in_bfloat16
 from peer.train.full_precision.norms import NORMS, Norm

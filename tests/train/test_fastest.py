@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
+from peer.config.precision_choice import Precision
 from peer.errors import ConfigError, DataError, TaskError
-from peer.precision_choice import Precision
 from peer.train.data import Classification
 from peer.train.fastest import choose, fastest
 from peer.train.layers import FULL_PRECISION, Layers

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.errors import ConfigError, DataError
 from peer.train.local_step import Trainer
 from peer.train.task import Task

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.errors import ConfigError, DataError
 from peer.train.int8_file import FORMAT, load_int8, quantized, save_int8
 from peer.train.local_step import Trainer, Vector

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.errors import ConfigError
 from peer.train.baseline import single_process
 from peer.train.data import Classification, TensorData, cross_entropy

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.errors import ConfigError, DataError, LocalProtocolError
 from peer.train.data import Classification, TensorData
 from peer.train.local_step import Trainer, Vector

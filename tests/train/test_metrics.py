@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from peer.config import TrainingOptions
-from peer.criterion import ACCURACY, Criterion
+from peer.config.options import TrainingOptions
 from peer.errors import DataError, TaskError
+from peer.records import ACCURACY, Criterion
 from peer.train.local_step import Trainer
 from peer.train.metrics import F1, PERPLEXITY, RMSE
 from peer.train.own_task import criteria_of

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.train.data import Batch, Classification, crop_and_flip
 from peer.train.layers import FULL_PRECISION, Layers
 from peer.train.local_step import Trainer

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.errors import ConfigError, DataError, TaskError
 from peer.train.data import Classification
 from peer.train.local_step import Trainer

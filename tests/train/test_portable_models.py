@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.train.data import Classification, TensorData
 from peer.train.full_precision.norms import NORMS, Norm
 from peer.train.layers import FULL_PRECISION, Layers

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.errors import ConfigError
 from peer.train.eight_bit import Network
 from peer.train.local_step import Trainer

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.errors import DataError, LocalProtocolError
 from peer.train import stacked as stacked_module
 from peer.train.data import Classification, TensorData

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peer.config import TrainingOptions, load
+from peer.config.options import TrainingOptions, load
 from peer.random import SHARED, Purpose, stream
 from peer.simulate import run as simulator
 from peer.train import statistics

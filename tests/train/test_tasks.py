@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.errors import ConfigError, DataError
 from peer.train.local_step import Trainer
 from peer.train.models import resnet20

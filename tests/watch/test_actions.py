@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from peer.config import Config
+from peer.config.options import Config
 from peer.errors import ConfigError, PeerUnreachable, RemoteError, SecurityError
 from peer.node.loss_votes import ordered
 from peer.ops import control

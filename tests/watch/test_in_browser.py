@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from peer.config import load
-from peer.config_writer import write_resolved
+from peer.config.options import load
+from peer.config.writer import write_resolved
 from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports

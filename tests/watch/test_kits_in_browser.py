@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-from peer.config import load
+from peer.config.options import load
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 from peer.ops.peer_processes import ForkServer, PeerProcess

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from peer.config import Config, PeerAddress, load
-from peer.config_writer import write_resolved
+from peer.config.options import Config, PeerAddress, load
+from peer.config.writer import write_resolved
 from peer.errors import ConfigError, PeerUnreachable, SecurityError, StateError
 from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster

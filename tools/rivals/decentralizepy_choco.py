@@ -1,4 +1,4 @@
-"""One worker of CHOCO as decentralizepy sends it, on a ring (see `peer.study.rivals.worker`).
+"""One worker of CHOCO as decentralizepy sends it, on a ring (see `peer.lab.study.rivals.worker`).
 
 decentralizepy is on no package index. This is a program of ours that does what its sources say (communication/TCP.py,
 sharing/Choco.py, compression/EliasFpzip.py): a ROUTER socket of ZeroMQ that listens and a DEALER for each neighbour; a
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.study.rivals.worker import Orders, read_orders, run
+from peer.lab.study.rivals.worker import Orders, read_orders, run
 
 PORT = 7703
 _INSTALL = "pip install --target FOLDER pyzmq fpzip, and name the folder with --packages"

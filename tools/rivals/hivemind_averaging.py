@@ -1,4 +1,4 @@
-"""One worker of hivemind: all average their models in each round, in 8 bits (see `peer.study.rivals.worker`).
+"""One worker of hivemind: all average their models in each round, in 8 bits (see `peer.lab.study.rivals.worker`).
 
 The averager is hivemind's own, with its matchmaking over its DHT, its butterfly all-reduce and its daemon of libp2p.
 With NumPy 2.4 or newer hivemind 1.1.12 cannot decode its own 8 bits, and goes on without an average; so it is checked
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from peer.study.rivals.worker import read_orders, run
+from peer.lab.study.rivals.worker import read_orders, run
 
 try:
     from hivemind import DHT

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peer.config import SecurityOptions
+from peer.config.options import SecurityOptions
 from peer.errors import SecurityError
 from peer.net.security.certificates import (
     Identity,

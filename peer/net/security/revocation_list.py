@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.errors import SecurityError
+from peer.files import write_whole
 from peer.net.security.certificates import parse_certificate, public_key, refused_as
-from peer.own_files import write_whole
 
 MAX_BYTES = 60 * 1024
 """Small enough to travel as one note between peers; about 1,500 certificates."""

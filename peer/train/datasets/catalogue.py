@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from peer.errors import ConfigError, DataError
-from peer.own_files import write_whole
+from peer.files import write_whole
 from peer.train.datasets.download import Downloaded, download
 
 RECORD = "SHA256SUMS"

@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from peer import __version__
 from peer.errors import DataError, remedy
-from peer.own_files import open_own, write_whole
+from peer.files import open_own, write_whole
 
 ATTEMPTS = 6
 """How often a transfer is taken up again without a byte of progress in between."""

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from peer.data_meaning import normal_name
 from peer.errors import DataError
+from peer.foreign_text import normal_name
 from peer.train.data import Batch, ImageData
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from peer.config import EvaluationOptions
-from peer.daemon.divergence import Divergence
-from peer.daemon.evaluations import Evaluations, SampleCounts
-from peer.daemon.notes import DIVERGED, EVALUATION, encode_divergence, encode_evaluation
+from peer.config.options import EvaluationOptions
+from peer.daemon.notes.divergence import Divergence
+from peer.daemon.notes.evaluations import Evaluations, SampleCounts
+from peer.daemon.notes.notes import DIVERGED, EVALUATION, encode_divergence, encode_evaluation
 from peer.errors import RemoteProtocolError, SecurityError
 from peer.gossip.membership import Change, ChangeKind
 from peer.net.security.authority import CertificateAuthority

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from peer.answers import ANSWERS, EXAMINED, read_answer
 from peer.errors import RemoteError, RemoteProtocolError
 from peer.net.admission import CONTROL_VERBS
+from peer.net.answers import ANSWERS, EXAMINED, read_answer
 from peer.net.control import call_control
 from peer.net.rpc import Caller, Server
 from peer.net.services import CONTROL_SERVICE

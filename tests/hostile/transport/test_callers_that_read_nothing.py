@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 
-from peer.config import TransportOptions
+from peer.config.options import TransportOptions
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from tests.hostile.transport.caller import hello
 from tests.net.transport_peers import Mind, Proxy, build, dialled, passive, running, until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from peer.config import TransportOptions
+from peer.config.options import TransportOptions
 from peer.net.handler import MAX_BULLETIN_BYTES
 from peer.net.rpc import StreamLost
 from peer.net.security.authority import CertificateAuthority

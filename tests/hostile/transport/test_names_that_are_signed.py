@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from peer.config import Config, PeerAddress, load
+from peer.config.options import Config, PeerAddress, load
 from peer.errors import ConfigError, SecurityError, SottoError
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.certificates import ADDRESS_URI

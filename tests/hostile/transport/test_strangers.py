@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from peer.config import TransportOptions, load
+from peer.config.options import TransportOptions, load
 from peer.errors import PeerUnreachable
 from peer.net.control import call_control
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from peer.config import Config, load
-from peer.daemon.signed_statements import SignedStatements
+from peer.config.options import Config, load
+from peer.daemon.members.signed_statements import SignedStatements
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
 from peer.net.rpc import Channel, StreamLost
 from peer.net.security.authority import CertificateAuthority

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 
-from peer.daemon.notes import EVALUATION
+from peer.daemon.notes.notes import EVALUATION
 from peer.errors import SottoError
 from peer.net.control import call_control
 from peer.net.outbox import REVOKED_TOPIC

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from peer import __version__, wire
-from peer.config import load
+from peer.config.options import load
 from peer.errors import SottoError
 from peer.net.security.authority import CertificateAuthority
 from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 from peer.ops.peer_processes import peer_environment
-from peer.run_setup import RunSetup
+from peer.run.setup import RunSetup
 from peer.state.metrics import MetricsStore
 from peer.wire.message import Message, MessageKind, RepairWish
 

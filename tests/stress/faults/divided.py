@@ -207,7 +207,7 @@ class Observer(Auditor):
 
 
 class DividedProcess(VirtualProcess):
-    """A process that does what `peer.daemon.loss_watch` does."""
+    """A process that does what `peer.daemon.members.loss_watch` does."""
 
     def __init__(self, world: DividedWorld, me: int, disk: VirtualDisk) -> None:
         self.notary = world.notary(me)
@@ -273,7 +273,7 @@ class DividedProcess(VirtualProcess):
             self.cluster.is_of_no_use(self.me, "has joined and got no model")
 
     def _finds_itself_lost(self) -> bool:
-        """Whether a member that can be reached proves it: as `peer.daemon.own_loss`."""
+        """Whether a member that can be reached proves it: as `peer.daemon.members.own_loss`."""
         for answer in self.cluster.answers(self.me):
             if (proof := answer.get(self.me)) is not None:
                 try:
@@ -287,7 +287,7 @@ class DividedProcess(VirtualProcess):
         return False
 
     def _ask_to_join(self) -> None:
-        """Ask a member to announce that this peer takes part again: as `peer.daemon.joining`."""
+        """Ask a member to announce that this peer takes part again: as `peer.daemon.members.joining`."""
         world = self.cluster
         if world.now < self._asked_at + _ASK_AGAIN_S or not self.participant.membership.is_outsider:
             return

@@ -253,7 +253,7 @@ class Scenario:
 
     def graph_of(self, members: tuple[int, ...]) -> Schedule:
         """Return the graph over the positions of some members: of the same kind, or a ring where that has none. As
-        `run_setup.RunSetup.graph_of`."""
+        `run.setup.RunSetup.graph_of`."""
         if members == tuple(range(self.num_first)):
             return self.schedule
         if len(members) == 1:
@@ -295,7 +295,7 @@ class Scenario:
 
     @cached_property
     def max_lead(self) -> int:
-        """How many rounds an in-neighbour can be ahead: as `run_setup.RunSetup.max_lead`."""
+        """How many rounds an in-neighbour can be ahead: as `run.setup.RunSetup.max_lead`."""
         lead = (self.schedule.diameter or self.num_first) * max(1, self.schedule.cycle_rounds)
         skipped = 0 if self.late_policy is None else self.late_policy.max_skipped + 1
         return lead + skipped * lead + 1

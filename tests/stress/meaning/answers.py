@@ -27,9 +27,9 @@ from rich.console import Console
 
 import peer.cli.control as cli
 import peer.net.control as calls
-from peer.config import Config, SecurityOptions, load
+from peer.config.options import Config, SecurityOptions, load
 from peer.daemon.assembly import Parts
-from peer.daemon.own_loss import OwnLoss, ask_members, status_of
+from peer.daemon.members.own_loss import OwnLoss, ask_members, status_of
 from peer.errors import SottoError
 from peer.net.admission import CONTROL_VERBS
 from peer.net.rpc import Caller, Status, StreamLost

@@ -30,12 +30,12 @@ from typing import Any, cast
 from google.protobuf.message import Message
 
 import peer.proto.sottovoce.v1
-from peer.answers import read_answer
-from peer.config import Config, load
+from peer.config.options import Config, load
 from peer.daemon.assembly import Parts, assemble
-from peer.daemon.signed_statements import SignedStatements
+from peer.daemon.members.signed_statements import SignedStatements
 from peer.errors import ConfigError, HandshakeRefused, RemoteError, RemoteProtocolError, SecurityError, SottoError
 from peer.gossip.membership import Newcomer
+from peer.net.answers import read_answer
 from peer.net.handshake import Handshake
 from peer.net.hello import HelloInfo, check_identity
 from peer.net.inbox import Inbox, Limits, new_pace
@@ -52,8 +52,8 @@ from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.proto.sottovoce.v1 import membership_pb2
 from peer.proto.sottovoce.v1.note_pb2 import EvaluationNote
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
-from peer.start_model import StartModel
 from peer.state.statement_counter import StatementCounter
+from peer.wire.start_model import StartModel
 from tests.hostile import forged_certificates as forged
 from tests.stress.meaning.answers import Askers
 from tests.stress.meaning.calls import Callers

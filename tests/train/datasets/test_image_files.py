@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from peer.config import TrainingOptions
+from peer.config.options import TrainingOptions
 from peer.errors import ConfigError, DataError
 from peer.train.datasets.image_files import (
     CIFAR10,

@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 
-_WARM = ("torch", "grpc", "peer.entry", "peer.daemon", "peer.daemon.process", "peer.synchronous")
+_WARM = ("torch", "grpc", "peer.cli", "peer.daemon.process")
 
 
 def become(order: dict[str, object]) -> None:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from peer import wire
-from peer.config import load
+from peer.config.options import load
 from peer.daemon.assembly import Parts
 from peer.daemon.incoming import Incoming
-from peer.daemon.notes import decode_evaluation
+from peer.daemon.notes.notes import decode_evaluation
 from peer.daemon.process import Daemon, open_peer
 from peer.net import handshake, hello
 from peer.net.transport import Transport

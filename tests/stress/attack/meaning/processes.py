@@ -67,7 +67,7 @@ class ForkServer:
 
     def sotto(self, *arguments: str, log: Path) -> Child:
         """Start the installation's command."""
-        return self.start("peer.entry:main", [], ["sotto", *arguments], log)
+        return self.start("peer.cli:main", [], ["sotto", *arguments], log)
 
     def start(self, call: str, arguments: Sequence[str], argv: Sequence[str], log: Path) -> Child:
         """Start a process that calls "module:function" with some arguments, its output appended to `log`."""

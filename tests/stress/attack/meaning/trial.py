@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from peer.config import load
+from peer.config.options import load
 from peer.errors import SecurityError, SottoError
 from peer.ops import control
 from tests.stress.attack.meaning.insider import HONEST, ME

@@ -1,5 +1,0 @@
-"""Hugging Face transformers: let a `Trainer` train with others. Needs the extra `sottovoce[huggingface]`."""
-
-from peer.adapters.huggingface import GossipCallback
-
-__all__ = ["GossipCallback"]

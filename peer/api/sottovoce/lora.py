@@ -1,5 +1,0 @@
-"""PEFT: exchange adapters instead of whole models. Needs the extra `sottovoce[huggingface]`."""
-
-from peer.adapters.lora import freeze_a
-
-__all__ = ["freeze_a"]

@@ -1,0 +1,231 @@
+"""Changes of the members that somebody asks this peer to announce: the operator, the list of peers, a newcomer.
+
+They wait until the loop has a moment for them, since the participant may only be asked between two of its calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from peer.daemon.local_peer import LocalPeer
+from peer.daemon.members.member_links import MemberLinks
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.notes import notes
+from peer.daemon.round_frames import RoundFrames
+from peer.daemon.runtime import Runtime
+from peer.errors import RemoteProtocolError, SottoError, StateError
+from peer.gossip.membership import Change, ChangeKind, Newcomer
+from peer.node import membership_codec
+from peer.node.durable import DurablePeer
+from peer.node.membership_planning import plan_change
+from peer.records import RoundRecord
+
+log = logging.getLogger("sotto")
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A change that somebody asks for."""
+
+    kind: ChangeKind
+    subject: int
+    answer: asyncio.Future[Change] | None
+    """What the operator waits for; None where a peer asks to be let in, or the list of peers asks."""
+    newcomer: Newcomer | None = None
+    """Who asks, where not everybody lists it."""
+    votes: tuple[bytes, ...] = ()
+    """Of a loss that the members have decided."""
+    ordered: bytes = b""
+    """Of a loss that an operator has decided, with its signature."""
+    admitted: bytes = b""
+    """Of a loss that the lost peer has admitted, with its signature."""
+    equivocation: tuple[bytes, ...] = ()
+    """Of a member that has signed two stories: both."""
+
+
+class ChangeRequests:
+    """The requests that wait, and the answers to them."""
+
+    def __init__(
+        self,
+        local: LocalPeer,
+        runtime: Runtime,
+        neighbors: Neighbors,
+        member_links: MemberLinks,
+        durable: DurablePeer,
+        frames: RoundFrames,
+    ) -> None:
+        self._roster, self._num_peers = local.roster, local.setup.num_peers
+        self._runtime, self._neighbors, self._member_links = runtime, neighbors, member_links
+        self._durable, self._frames, self._membership = durable, frames, durable.participant.membership
+        self._waiting: deque[_Request] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def is_gone(self, peer: int) -> bool:
+        """Return whether a peer was a member and is none any more."""
+        return self._membership.is_gone(peer)
+
+    def losses(self) -> dict[int, bytes]:
+        """Return number of a lost peer → the frame that proves to it that it is."""
+        return self._membership.proofs_of_loss()
+
+    def standing(self, peer: int) -> str:
+        """Return what a peer is in this run."""
+        return self._membership.standing(peer)
+
+    # -- who asks ------------------------------------------------------------------------------------------------------
+
+    async def announce(self, kind: ChangeKind, subject: int, *, ordered: bytes = b"") -> dict[str, object]:
+        """Announce a change for the operator; return from when it counts. `ordered`: what it has signed of a loss.
+        Raises SottoError, with what is against it."""
+        answer: asyncio.Future[Change] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(kind, subject, answer, ordered=ordered))
+        self._runtime.wake()
+        change = await answer
+        return {"name": self._roster.name(subject), "round": self._durable.round, "from": change.effective}
+
+    async def follow_list(self, taken_out: Sequence[str]) -> dict[str, object]:
+        """Go on without those that the list of peers names no more, and link to those that it names now."""
+        removed: dict[str, object] = {}
+        left_to_others: dict[str, str] = {}
+        for peer in self._member_links.still_members(taken_out):
+            name = self._roster.name(peer)
+            try:
+                removed[name] = (await self.announce(ChangeKind.LOST, peer))["from"]
+            except SottoError as error:
+                # The others whose lists change may say so, or an operator; this peer will hear of it from them.
+                left_to_others[name] = str(error)
+        for name in taken_out:
+            self._roster.forget(name)
+        self._member_links.add_missing()
+        return {"removed": removed, "left_to_others": left_to_others}
+
+    def declare_lost(
+        self,
+        subject: int,
+        votes: tuple[bytes, ...] = (),
+        *,
+        admitted: bytes = b"",
+        equivocation: tuple[bytes, ...] = (),
+    ) -> None:
+        """Ask for going on without a peer that most members have voted for leaving behind, that has admitted that it
+        lost what it had, or that has signed two stories."""
+        if self._membership.is_lost(subject) or any(request.subject == subject for request in self._waiting):
+            return
+        request = _Request(ChangeKind.LOST, subject, None, votes=votes, admitted=admitted, equivocation=equivocation)
+        self._waiting.append(request)
+        self._runtime.wake()
+
+    def remove_members(self, names: Sequence[str]) -> None:
+        """Ask for going on without those that the list of peers lost while this peer was stopped."""
+        self._waiting += [_Request(ChangeKind.LOST, peer, None) for peer in self._member_links.still_members(names)]
+
+    def asked_to_sponsor(self, peer: int, note: bytes) -> None:
+        """Judge the note of a neighbour that wants to join. Raises RemoteProtocolError for what is none."""
+        # Whoever takes part again, after it was lost, says who it is, too.
+        newcomer = membership_codec.decode_newcomer(note, sender=peer) if peer >= self._num_peers else None
+        # One request of a peer is enough, and only one is kept: asking costs it nothing.
+        asked_for = {request.subject for request in self._waiting}
+        if peer not in asked_for | {change.subject for change in self._membership.coming_changes}:
+            self._waiting.append(_Request(ChangeKind.JOIN, peer, None, newcomer))
+            self._runtime.wake()
+
+    def leave(self) -> None:
+        """Ask for leaving the run, as a limit of the device wants it; not again while that waits."""
+        if all(request.kind is not ChangeKind.LEAVE for request in self._waiting):
+            self._waiting.append(_Request(ChangeKind.LEAVE, self._durable.participant.peer, None))
+
+    # -- what becomes of it --------------------------------------------------------------------------------------------
+
+    async def grant(self) -> RoundRecord | None:
+        """Announce the changes that were asked for, or say why not; return the record of a round that ended because a
+        lost peer is waited for no longer. The rest waits until after that round. Raises StateError."""
+        record: RoundRecord | None = None
+        while self._waiting and record is None:
+            request = self._waiting.popleft()
+            try:
+                change = self._plan(request)
+                record = self._frames.perform(
+                    await self._runtime.work(self._durable.announce, change, self._runtime.now())
+                )
+            except SottoError as error:
+                self._refuse(request, error)
+                if isinstance(error, StateError):
+                    raise
+            else:
+                if request.answer is not None and not request.answer.done():
+                    request.answer.set_result(change)
+        return record
+
+    def _plan(self, request: _Request) -> Change:
+        if request.newcomer is not None:
+            try:
+                self._roster.check(request.subject, request.newcomer)
+                # A certificate that was revoked is refused by sponsors only: whom one has announced, all accept.
+                self._roster.check_today(request.newcomer)
+            except SottoError:
+                raise
+            except Exception as error:  # Raised for what a newcomer says about itself.
+                self._neighbors.transport.blame(request.subject, error)
+                raise RemoteProtocolError("what it says about itself cannot be checked") from None
+        return plan_change(
+            self._membership,
+            request.kind,
+            request.subject,
+            request.newcomer,
+            votes=request.votes,
+            ordered=request.ordered,
+            admitted=request.admitted,
+            equivocation=request.equivocation,
+        )
+
+    def _refuse(self, request: _Request, error: SottoError) -> None:
+        name = self._roster.name(request.subject)
+        if request.answer is not None:
+            if not request.answer.done():
+                request.answer.set_exception(SottoError(str(error)))
+        elif request.kind is ChangeKind.LEAVE:
+            log.warning("limits: this peer cannot leave the run now: %s", error)
+        elif request.votes or request.admitted or request.equivocation:
+            log.info("this peer cannot announce that %s is lost, and leaves it to others: %s", name, error)
+        elif request.kind is ChangeKind.LOST:
+            log.warning("%s is not in the list any more, and stays a member: %s", name, error)
+        else:
+            self._neighbors.transport.log.write(
+                log, logging.WARNING, request.subject, "%s cannot join: %s", name, error
+            )
+            self._neighbors.transport.bulletin(request.subject, notes.REFUSAL, notes.encode_refusal(str(error)))
+
+
+class FixedMembers:
+    """In place of `ChangeRequests` in a run whose members cannot change."""
+
+    def __init__(self, why: str) -> None:
+        """`why`: a sentence that says so."""
+        self._why = why
+
+    async def announce(self, kind: ChangeKind, subject: int, *, ordered: bytes = b"") -> dict[str, object]:
+        """Raise SottoError."""
+        raise SottoError(self._why)
+
+    async def follow_list(self, taken_out: Sequence[str]) -> dict[str, object]:
+        """Do nothing: the list may have other addresses, and no other peers."""
+        return {}
+
+    def is_gone(self, peer: int) -> bool:
+        """Return False."""
+        return False
+
+    def losses(self) -> dict[int, bytes]:
+        """Return nothing: nobody is lost."""
+        return {}
+
+    def standing(self, peer: int) -> str:
+        """Return that it is a member."""
+        return "member"

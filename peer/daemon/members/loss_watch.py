@@ -1,0 +1,127 @@
+"""Losses that no person declares: this peer tells whom it cannot reach, and hears the same of the others.
+
+What is decided by it, and why two parts of a divided cluster never go on as the whole, is in `node.loss_votes`. Here
+are the links and the clock. A neighbour in the graph is away while there is no connection to it. Any other member is
+asked for its status, once somebody says that it is away; this peer says nothing of one that it cannot dial. From then
+on there are links to all members: those by which votes would travel may have been the lost one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from peer.daemon.local_peer import LocalPeer
+from peer.daemon.members.change_requests import ChangeRequests
+from peer.daemon.members.member_links import MemberLinks
+from peer.daemon.members.own_loss import status_of
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.runtime import Runtime
+from peer.errors import RemoteProtocolError
+from peer.node.loss_votes import LOST
+from peer.node.participant import Participant
+
+log = logging.getLogger("sotto")
+
+_MOST_HEARD = 4096
+
+
+class LossWatch:
+    """Watches the members of a run whose members declare losses themselves."""
+
+    def __init__(
+        self,
+        local: LocalPeer,
+        runtime: Runtime,
+        neighbors: Neighbors,
+        participant: Participant,
+        requests: ChangeRequests,
+        member_links: MemberLinks,
+        after_s: float,
+    ) -> None:
+        self._local, self._runtime, self._neighbors = local, runtime, neighbors
+        self._participant, self._requests, self._after_s = participant, requests, after_s
+        self._member_links = member_links
+        self._membership = participant.membership
+        self._votes = self._membership.loss_votes(local.statements, after_s=after_s)
+        self._answered_at: dict[int, float] = {}
+        """Member that is no neighbour → when it last answered, or was first asked."""
+        self._voted: set[int] = set()
+        self._heard: deque[tuple[int, bytes]] = deque(maxlen=_MOST_HEARD)
+
+    def look(self) -> None:
+        """Vote, tell the neighbours, and ask for the announcement of what is decided; to be called every second."""
+        if not self._membership.is_member:
+            return
+        now, t, lead = self._runtime.now(), self._participant.round, self._membership.longest_lead
+        while self._heard:
+            self._hear(*self._heard.popleft(), t, lead)
+        for note in self._votes.look(t, lead, self._away_s(now), now):
+            self._tell(note)
+        self._member_links.meets_all = bool(self._votes.suspects)
+        if self._member_links.meets_all:
+            self._member_links.add_missing()
+        for subject in sorted(self._votes.own - self._voted):
+            name, (count, of) = self._local.roster.name(subject), self._votes.count(subject)
+            log.warning(
+                "%s has been away for %g s: this peer votes for going on without it, as %d of %d members do; more than"
+                " half have to",
+                name,
+                self._after_s,
+                count,
+                of,
+            )
+        self._voted = self._votes.own
+        for subject, votes in self._votes.decided(now):
+            self._requests.declare_lost(subject, votes)
+
+    def heard(self, source: int, note: bytes) -> None:
+        """Keep a vote that a neighbour tells for `look`: now the participant may be at work. Of too many at once the
+        oldest go unread."""
+        self._heard.append((source, note))
+        self._runtime.wake()
+
+    def _hear(self, source: int, note: bytes, t: int, lead: int) -> None:
+        """Judge a vote, and pass it on if it is news."""
+        try:
+            if self._votes.hear(note, t, lead):
+                self._tell(note, source)
+        except RemoteProtocolError as error:
+            self._neighbors.transport.blame(source if error.peer is None else error.peer, error)
+
+    def _tell(self, note: bytes, besides: int | None = None) -> None:
+        """Send a vote over all links, also to members that are no neighbours: the graph without those that are away
+        may not lead to them."""
+        for peer in sorted(self._neighbors.transport.neighbors - {besides}):
+            self._neighbors.transport.bulletin(peer, LOST, note)
+
+    async def ask_suspects(self) -> None:
+        """Ask members that are no neighbours, and that somebody cannot reach, whether they are there."""
+        while True:
+            for peer in sorted(self._votes.suspects - {*self._neighbors.all, self._local.number}):
+                if peer in self._local.roster and (address := self._local.roster[peer].advertise) is not None:
+                    self._answered_at.setdefault(peer, self._runtime.now())
+                    if await self._answers(peer, address):
+                        self._answered_at[peer] = self._runtime.now()
+            for peer in self._answered_at.keys() - self._votes.suspects:
+                del self._answered_at[peer]
+            await asyncio.sleep(max(0.2, self._after_s / 4))
+
+    def figures(self) -> list[dict[str, object]]:
+        """Return whom members cannot reach, as JSON values."""
+        name = self._local.roster.name
+        counts = {subject: self._votes.count(subject) for subject in sorted(self._votes.suspects)}
+        return [{"name": name(subject), "votes": count, "of": of} for subject, (count, of) in counts.items()]
+
+    async def _answers(self, peer: int, address: str) -> bool:
+        name, access = self._local.roster.name(peer), self._local.access
+        return await status_of(name, address, access) is not None
+
+    def _away_s(self, now: float) -> dict[int, float]:
+        away = {
+            peer: self._neighbors.silent_s(peer, now, self._runtime.began_at)
+            for peer in self._neighbors.all
+            if peer not in self._participant.session.lost
+        }
+        return {peer: now - at for peer, at in self._answered_at.items()} | away

@@ -1,0 +1,199 @@
+"""What became of this peer, while neighbours do not want it or cannot be reached: it asks the members.
+
+A peer that was declared lost is told so by nobody: its links are closed, and most members never had one to it. So it
+asks them for their status, which holds what proves a loss (`node.loss_grounds`). What it has trained since is of no use
+to anybody, and it may take part again as a newcomer (`rejoining`). Where nothing proves it, however many say so, it
+waits, and says what its operator can do. The answers also say under which numbers the members are found, which a peer
+that has missed some of the run cannot know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from peer.daemon.local_peer import LocalPeer
+from peer.daemon.members.member_links import MemberLinks
+from peer.daemon.members.roster import Roster
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.runtime import Runtime
+from peer.errors import DeclaredLost, PeerUnreachable, RemoteError, SecurityError, SottoError
+from peer.gossip.incarnations import MAX_INCARNATIONS
+from peer.net.control import call_control
+from peer.net.security.credentials import Access
+from peer.node.loss_grounds import LossGrounds
+from peer.node.membership_checks import check_own_loss
+from peer.node.participant import Participant
+
+log = logging.getLogger("sotto")
+
+_ASK_TIMEOUT_S = 5.0
+_ASK_EVERY_S = 2.0
+_AWAY_S = 15.0
+"""A neighbour that is away for so long is reason to ask, where the members do not declare losses themselves."""
+_SAY_EVERY_S = 60.0
+LOST_TOO_OFTEN = (
+    f"it was declared lost {MAX_INCARNATIONS} times; add the device again under another name, and have a look at its"
+    " network and power"
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a member says of who takes part."""
+
+    losses: Mapping[int, bytes]
+    """Number of a lost peer → the frame that proves it."""
+    numbers: Collection[int]
+    """Of the members."""
+    linked: bool = False
+    """Whether it has a link to the device that asks: to another process of it, if that has none."""
+
+
+async def status_of(
+    name: str, address: str, access: Access | None, arguments: Mapping[str, Any] | None = None
+) -> Mapping[str, Any] | None:
+    """Return what a member says of itself; nothing of one that refuses to, and None for one that is not there."""
+    try:
+        return await call_control(address, "status", arguments, name=name, security=access, timeout_s=_ASK_TIMEOUT_S)
+    except RemoteError as error:
+        # A refusal is an answer, too.
+        return None if isinstance(error, PeerUnreachable) else {}
+    except SottoError:
+        return None
+
+
+async def ask_members(roster: Roster, access: Access | None) -> list[Answer]:
+    """Return what all others that can be dialled say of who takes part. Raises SecurityError where most of them say
+    nothing to this peer: it is none of theirs any more, whatever became of its number."""
+    entries = [roster[peer] for peer in roster.others]
+    asked = [(entry.name, entry.advertise) for entry in entries if entry.advertise is not None]
+    arguments = {"proofs": True, "name": roster.name(roster.me)}
+    answers = await asyncio.gather(*(_ask(name, address, access, arguments) for name, address in asked))
+    refusals = [answer for answer in answers if isinstance(answer, SecurityError)]
+    if 2 * len(refusals) > len(asked):
+        raise SecurityError(
+            f"most members refuse to talk to this peer: {refusals[0]}; give it a certificate or token that they accept,"
+            " and start it again"
+        )
+    return [answer for answer in answers if isinstance(answer, Answer)]
+
+
+async def _ask(
+    name: str, address: str, access: Access | None, arguments: Mapping[str, Any]
+) -> Answer | SecurityError | None:
+    try:
+        status = await call_control(address, "status", arguments, name=name, security=access, timeout_s=_ASK_TIMEOUT_S)
+    except SecurityError as error:
+        return error
+    except SottoError:
+        return None
+    return _read(status)
+
+
+def _read(status: Mapping[str, Any]) -> Answer | None:
+    """Return what a status says of who takes part; None where it says nothing of that."""
+    if "losses" not in status or "numbers" not in status:
+        return None
+    losses = {int(peer): bytes.fromhex(proof) for peer, proof in status["losses"].items()}
+    return Answer(losses, list(status["numbers"].values()), status.get("linked", False))
+
+
+def next_incarnation(grounds: LossGrounds, own: int, answers: Collection[Answer]) -> int:
+    """Return which incarnation follows those of a device whose loss is proven; that of the number `own` if none is."""
+    numbering = grounds.numbering
+    device, next_ = numbering.device(own), numbering.incarnation(own)
+    for incarnation in range(MAX_INCARNATIONS):
+        number = numbering.number(device, incarnation)
+        if any(grounds.proves(answer.losses.get(number), number) for answer in answers):
+            next_ = max(next_, incarnation + 1)
+    return next_
+
+
+class OwnLoss:
+    """Asks what became of this peer for as long as it has reason to."""
+
+    def __init__(
+        self,
+        local: LocalPeer,
+        runtime: Runtime,
+        neighbors: Neighbors,
+        participant: Participant,
+        member_links: MemberLinks,
+        is_set_back: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_set_back()`: whether this peer has reason to expect that it is lost, whoever is away."""
+        self._is_set_back = is_set_back
+        self._local, self._runtime, self._neighbors = local, runtime, neighbors
+        self._participant, self._membership, self._member_links = participant, participant.membership, member_links
+        self._said_at = float("-inf")
+
+    async def watch(self) -> None:
+        """Ask now and then. Raises DeclaredLost once somebody proves that this peer is lost, and SecurityError once
+        most members refuse to say anything."""
+        after_s = self._local.config.rounds.lost_after_s
+        while True:
+            if self.is_in_doubt(after_s):
+                answers = await ask_members(self._local.roster, self._local.access)
+                self._find_members(answers)
+                claims = [frame for answer in answers if (frame := answer.losses.get(self._local.number)) is not None]
+                if any(map(self._is_proof, claims)):
+                    following = next_incarnation(self._membership.grounds, self._local.number, answers)
+                    raise DeclaredLost(
+                        "the other members have declared this peer lost, and go on without it: its state is of no use"
+                        " to the run any more" + self._what_now,
+                        incarnation=max(following, self._local.incarnation + 1),
+                    )
+                if claims and self._runtime.now() >= self._said_at + _SAY_EVERY_S:
+                    self._said_at = self._runtime.now()
+                    log.warning(
+                        "%d of %d members say that this peer was declared lost, and none proves it: it waits. If"
+                        " `sotto status` shows that they go on without it, stop it, and let it begin anew as a"
+                        " newcomer: `sotto rejoin` on this device",
+                        len(claims),
+                        len(answers),
+                    )
+            await asyncio.sleep(_ASK_EVERY_S if after_s is None else min(_ASK_EVERY_S, max(0.2, after_s / 4)))
+
+    @property
+    def _what_now(self) -> str:
+        return "" if self._local.rejoins else "; add the device again under another name"
+
+    def is_in_doubt(self, after_s: float | None) -> bool:
+        if self._is_set_back():
+            return True
+        if not self._membership.is_member:
+            return not self._membership.has_left
+        if any(peer in self._neighbors.transport.refusals for peer in self._neighbors.all):
+            return True
+        now, lost = self._runtime.now(), self._participant.session.lost
+        # Some are never dialled by this peer, so that nobody refuses it.
+        longest_s = _AWAY_S if after_s is None else after_s
+        return any(
+            self._neighbors.silent_s(peer, now, self._runtime.began_at) > longest_s
+            for peer in self._neighbors.all
+            if peer not in lost
+        )
+
+    def _is_proof(self, frame: bytes) -> bool:
+        """Return whether a frame proves that this peer is lost; whoever says so may lie."""
+        try:
+            check_own_loss(self._membership, frame)
+        except (SottoError, ValueError):
+            return False
+        return True
+
+    def _find_members(self, answers: Collection[Answer]) -> None:
+        """Call members under the numbers that they have now, until this peer is told of them as a member."""
+        if self._membership.is_member:
+            return
+        counts: dict[int, int] = {}
+        for number in (number for answer in answers for number in answer.numbers):
+            counts[number] = counts.get(number, 0) + 1
+        found = (number for number, count in counts.items() if 2 * count > len(answers))
+        if self._local.roster.met(found):
+            self._member_links.drop_former()
+            self._member_links.add_missing()

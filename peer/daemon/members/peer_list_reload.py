@@ -1,0 +1,75 @@
+"""What a running peer reads again on request: its certificate, and the list of peers, which gains and loses entries."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+
+from peer.config.options import Config
+from peer.daemon.local_peer import LocalPeer
+from peer.daemon.loop_protocol import Members
+from peer.daemon.members.first_peer_list import keep, refuse_other_changes
+from peer.daemon.runtime import Runtime
+from peer.errors import ConfigError, SottoError
+from peer.net.security.credentials import Credentials
+
+log = logging.getLogger("sotto")
+
+
+class PeerList:
+    """Who is in the file of this peer."""
+
+    def __init__(
+        self,
+        local: LocalPeer,
+        file: Config,
+        reread: Callable[[], Config] | None,
+        runtime: Runtime,
+        members: Members,
+    ) -> None:
+        """`file`: the configuration as it was read, in its own numbering. `reread` reads it again; None for a peer that
+        was not started from a file."""
+        self._local, self._runtime, self._members = local, runtime, members
+        self._file, self._reread = file, reread
+        self._is_kept = False
+
+    async def keep(self) -> None:
+        """Keep the list that the run began with beside the state, if none is kept there yet. Raises StateError."""
+        if not self._is_kept:
+            self._is_kept = True
+            await self._runtime.work(keep, self._local.folder.disk, self._local.config.peers)
+
+    async def reload_when_asked(self) -> None:
+        """Read the file again after each SIGHUP."""
+        while True:
+            await self._runtime.reload_asked.wait()
+            self._runtime.reload_asked.clear()
+            try:
+                await self.reload()
+            except SottoError as error:
+                log.error("the changed file is refused, and nothing changes here: %s", error)
+
+    async def reload(self) -> dict[str, object]:
+        """Take over who is in the list of peers now; return what came of it, as JSON values. Raises ConfigError for
+        anything else that changed in the file."""
+        if self._reread is None:
+            raise SottoError("this peer was not started from a file")
+        new = self._reread()
+        refuse_other_changes(self._file, new)
+        before, now = ({peer.name for peer in each.peers} for each in (self._file, new))
+        added = [peer for peer in new.peers if peer.name not in before]
+        taken_out = [peer.name for peer in self._file.peers if peer.name not in now]
+        if (added or taken_out) and self._local.setup.why_no_changes is not None:
+            raise ConfigError(self._local.setup.why_no_changes, key="peers")
+        await self.keep()
+        self._file = new
+        renewed = self._local.renew_certificate()
+        for entry in added:
+            self._local.roster.expect(entry)
+        answer = {"added": [entry.name for entry in added], **await self._members.follow_list(taken_out)}
+        if renewed:
+            assert isinstance(self._local.access, Credentials)
+            answer["certificate_until"] = f"{self._local.access.identity.not_after:%Y-%m-%d}"
+        log.info("the list of peers was read again: %s", json.dumps(answer))
+        return answer

@@ -1,0 +1,1 @@
+"""Notes that all members pass on: evaluations, divergence, classes, releases and digests."""

@@ -1,0 +1,276 @@
+"""How frequent the classes are in the data of all devices, where no device knows: they tell each other before the first
+round (`data.class_shares = "vote"`).
+
+Logit adjustment needs to know. Every device that the run begins with tells how frequent the classes are in its own
+training data, and the notes spread from neighbour to neighbour. Nobody begins the first round before all have told, so
+that all begin with the same shares: the mean of those told, or, where every sample is to count alike, the mean weighted
+by the numbers of samples. So a device that lies moves the result by its own weight, and no further.
+
+A device could tell each other one another vote, and leave them with different shares. So each also tells a digest of
+the votes that it has, and none begins before all have told the same one. Votes that are complete are replaced no more.
+Where digests differ, the votes are told again, until everybody has seen two votes of one voter, signed by it.
+
+The notes are kept beside the state. A device that is started again adjusts by the same shares, and those that join
+later hear the notes from whomever they meet first; they tell nothing themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from peer.config.options import VOTE
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.notes import notes
+from peer.daemon.runtime import Runtime
+from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError, SecurityError
+from peer.node.statements import Statements, counter_of
+from peer.rate_limits import Allowances
+from peer.state.disk import Disk
+from peer.state.kept_file import CLASS_VOTES
+from peer.state.recovery import begin_anew, begun_round
+from peer.train.label_adjustment import Float64Array, mean_shares
+
+log = logging.getLogger("sotto")
+
+_AGAIN_S = 10.0
+"""A peer that waits says again what it knows, since a note may be lost. Those that wait no more answer with all that
+they have, as often at most."""
+_NEWS = {"rate": 0.1, "burst": 10.0}
+"""Notes of one peer that are looked at and passed on, by second: one that starts again before the run begins says it
+once more."""
+
+
+class ClassVotes:
+    """What the devices say of their classes, as one of them hears it."""
+
+    def __init__(
+        self,
+        peer: int,
+        counts: Sequence[int],
+        *,
+        voters: Collection[int],
+        total_samples: int | None,
+        disk: Disk,
+        statements: Statements,
+        neighbors: Neighbors,
+        runtime: Runtime,
+        name: Callable[[int], str],
+        all_speak: Callable[[], bool],
+        use: Callable[[Float64Array], None],
+    ) -> None:
+        """`counts`: how many samples of each class this peer trains on. `voters`: whom the run begins with.
+        `total_samples`: how many samples all devices have, where every sample is to count alike. `all_speak()`:
+        whether all devices tell digests of the votes. `use` is told the result, before any round. Raises
+        ConfigError for a run that began without votes, and StateError."""
+        self._own = notes.class_vote(peer, counts, tells_samples=total_samples is not None)
+        self._voters, self._total_samples = frozenset(voters), total_samples
+        self._disk, self._statements, self._neighbors = disk, statements, neighbors
+        self._runtime, self._name, self._all_speak, self._use = runtime, name, all_speak, use
+        self._hearsay = notes.Hearsay(peer, self._voters, statements, neighbors.is_up, runtime.now)
+        self._news, self._answers = Allowances(**_NEWS), Allowances(rate=1 / _AGAIN_S, burst=1)
+        self._report_news = Allowances(**_NEWS)
+        self._notes: dict[int, bytes] = {}
+        self._votes: dict[int, notes.ClassVote] = {}
+        self._reports: dict[int, tuple[bytes, bytes]] = {}
+        """Voter → (digest of the votes that it has, the note that said so)."""
+        self.told_two: dict[int, tuple[bytes, bytes]] = {}
+        """Voter → two different votes that it has signed."""
+        self.is_settled = False
+        """Whether the shares are known, and in use."""
+        self._recall()
+
+    @property
+    def missing(self) -> list[int]:
+        """Whose vote this peer has not heard yet."""
+        return sorted(self._voters - self._notes.keys())
+
+    @property
+    def unequal(self) -> list[int]:
+        """Which voters have not told yet that they have the votes that this peer has; nobody, where some devices cannot
+        tell, or this one gives no vote."""
+        if self.missing or self._own.peer not in self._voters or not self._all_speak():
+            return []
+        own = self._digest()
+        return sorted(voter for voter in self._voters if self._reports.get(voter, (b"", b""))[0] != own)
+
+    async def settle(self, linked: Callable[[], Collection[int]]) -> None:
+        """Wait until all have voted, or this peer is to stop; then use what it came to. `linked()` returns whom there
+        should be a link to. Raises HandshakeRefused and PeerUnreachable where nobody will tell, and StateError."""
+        if self.is_settled:
+            return
+        self._vote()
+        if self.missing:
+            log.info("waits for the shares of the classes of %s", ", ".join(map(self._name, self.missing)))
+        again_at = self._runtime.now() + _AGAIN_S
+        self._report()
+        while self.missing or self.unequal:
+            if self._runtime.stops:
+                return
+            if self._runtime.now() >= again_at:
+                again_at = self._runtime.now() + _AGAIN_S
+                self._tell_again()
+                if self.unequal:
+                    unequal = ", ".join(map(self._name, self.unequal))
+                    log.warning("does not begin: %s have not said that they have the same votes", unequal)
+            others = linked()
+            if others and all(self._neighbors.left.get(peer) == "completed" for peer in others):
+                raise PeerUnreachable("the run came to its end before this peer could take part in it")
+            self._neighbors.give_up_if_refused(others, self._runtime.now())
+            await self._runtime.wait(again_at)
+        CLASS_VOTES.keep(self._disk, self._notes)
+        await self._runtime.work(self._settle)
+
+    # -- what is heard and told ----------------------------------------------------------------------------------------
+
+    def linked(self, peer: int) -> Iterable[bytes]:
+        """Return the notes that a neighbour should hear that is connected."""
+        self._vote()
+        return [self._notes[voter] for voter in sorted(self._notes) if voter != peer]
+
+    def linked_reports(self, peer: int) -> Iterable[bytes]:
+        """Return what a neighbour should hear that is connected of who has which votes."""
+        self._vote()
+        self._report()
+        return [note for voter, (_, note) in sorted(self._reports.items()) if voter != peer]
+
+    def heard_report(self, source: int, note: bytes) -> None:
+        """Judge what a neighbour says of the votes that a voter has. Raises RemoteProtocolError for what is none."""
+        voter, digest = notes.decode_shares(note)
+        if voter == self._own.peer or voter not in self._voters:
+            return
+        known = self._reports.get(voter)
+        if known is not None and (known[0] == digest or not self._is_later(source, voter, known[1], note)):
+            return
+        if self._hearsay.teller(notes.SHARES, note, voter, source, self._report_news) is not None:
+            self._reports[voter] = digest, note
+            self._neighbors.broadcast(notes.SHARES, note, source)
+            self._report()
+            if not self.missing and digest != self._digest():
+                # So that all get to see which votes differ.
+                self._tell_again()
+            self._runtime.wake()
+
+    def heard(self, source: int, note: bytes) -> None:
+        """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
+        vote = self._decoded(note)
+        if not self.missing:
+            # What is complete stays as it is; whoever says it again may wait for a part of it.
+            if vote != self._votes.get(vote.peer):
+                self._compare(source, vote.peer, note)
+            self._answer(source)
+            return
+        if vote.peer not in self._voters or not self._is_news(source, vote.peer, note):
+            return
+        if self._hearsay.teller(notes.CLASSES, note, vote.peer, source, self._news) is not None:
+            self._notes[vote.peer], self._votes[vote.peer] = note, vote
+            self._neighbors.broadcast(notes.CLASSES, note, source)
+            self._report()
+            self._runtime.wake()
+
+    def _compare(self, source: int, voter: int, note: bytes) -> None:
+        """Name a voter that has signed another vote than the one that counts here, and show that to the others."""
+        if voter not in self._votes or voter in self.told_two:
+            return
+        try:
+            if not self._statements.check(notes.CLASSES, voter, note):
+                return
+        except SecurityError as error:
+            raise RemoteProtocolError(f"told another vote of peer {voter} in its name: {error}") from None
+        self.told_two[voter] = self._notes[voter], note
+        self._neighbors.broadcast(notes.CLASSES, note, source)
+        if voter == self._own.peer:
+            log.error("this device voted on the shares of the classes before, and its data has changed since")
+        else:
+            log.error(
+                "%s has signed two different votes on the shares of the classes: its data has changed since it first "
+                "voted, or it lies; stop all devices, and start them again with its data settled, or without it",
+                self._name(voter),
+            )
+
+    def _report(self) -> None:
+        """Tell which votes this peer has, once it has all."""
+        if self.missing or self._own.peer not in self._voters or self._own.peer in self._reports:
+            return
+        if not self._all_speak():
+            return
+        digest = self._digest()
+        note = self._statements.sign(notes.SHARES, notes.encode_shares(self._own.peer, digest))
+        self._reports[self._own.peer] = digest, note
+        self._neighbors.broadcast(notes.SHARES, note)
+
+    def _digest(self) -> bytes:
+        """Return what stands for the votes of all, proofs aside."""
+        told = hashlib.sha256()
+        for voter in sorted(self._voters):
+            vote = notes.encode_class_vote(self._votes[voter])
+            told.update(len(vote).to_bytes(4, "little") + vote)
+        return told.digest()
+
+    def _tell_again(self) -> None:
+        """Say to all neighbours what this peer knows."""
+        for note in self._notes.values():
+            self._neighbors.broadcast(notes.CLASSES, note)
+        for _, note in self._reports.values():
+            self._neighbors.broadcast(notes.SHARES, note)
+
+    def _answer(self, source: int) -> None:
+        if self._answers.spend(source, self._runtime.now()):
+            for each in self.linked(source):
+                self._neighbors.transport.bulletin(source, notes.CLASSES, each)
+            for each in self.linked_reports(source):
+                self._neighbors.transport.bulletin(source, notes.SHARES, each)
+
+    def _vote(self) -> None:
+        if self._own.peer in self._voters and self._own.peer not in self._notes:
+            self._notes[self._own.peer] = self._statements.sign(notes.CLASSES, notes.encode_class_vote(self._own))
+            self._votes[self._own.peer] = self._own
+
+    def _is_news(self, source: int, voter: int, note: bytes) -> bool:
+        known = self._notes.get(voter)
+        return known is None or self._is_later(source, voter, known, note)
+
+    def _is_later(self, source: int, voter: int, known: bytes, note: bytes) -> bool:
+        """Return whether a note of a voter takes the place of one that is known."""
+        before, now = counter_of(known), counter_of(note)
+        if before is not None and now is not None:
+            return now > before
+        return source == voter and note != known
+
+    def _decoded(self, note: bytes) -> notes.ClassVote:
+        vote = notes.decode_class_vote(note, len(self._own.shares))
+        most = self._total_samples or 0
+        if not min(1, most) <= vote.samples <= most:
+            raise RemoteProtocolError(f"told of {vote.samples} samples, where all devices have {most}")
+        return vote
+
+    # -- what it comes to ----------------------------------------------------------------------------------------------
+
+    def _recall(self) -> None:
+        """Take up what was kept by an earlier process."""
+        kept = CLASS_VOTES.read(self._disk)
+        try:
+            # The list of peers can be mended until the run has begun.
+            self._notes = {peer: note for peer, note in (kept or {}).items() if peer in self._voters}
+            self._votes = {peer: self._decoded(note) for peer, note in self._notes.items()}
+        except RemoteProtocolError:
+            raise CLASS_VOTES.damaged(self._disk) from None
+        if kept is not None and not self.missing:
+            self._settle()
+        elif (begun := begun_round(self._disk)) is not None:
+            raise ConfigError(
+                f"cannot be set in a run that began without it, or that lost {CLASS_VOTES.name}: its rounds cannot"
+                f" be repeated with other shares; set what it began with, or {begin_anew(begun)}",
+                key="data.class_shares",
+                value=VOTE,
+            )
+
+    def _settle(self) -> None:
+        votes = {**self._votes, self._own.peer: self._votes.get(self._own.peer, self._own)}
+        told = [votes[peer] for peer in sorted(votes)]
+        weights = [1 if self._total_samples is None else vote.samples for vote in told]
+        shares = mean_shares([vote.shares for vote in told], weights)
+        log.info("shares of the classes, from %d devices: %s", len(told), ", ".join(f"{share:.3g}" for share in shares))
+        self._use(shares)
+        self.is_settled = True

@@ -1,0 +1,120 @@
+"""When training makes no sense any more for one peer: it says so and ends, and the others hear why.
+
+What is said decides nothing, since it may not be true: a peer ends, and puts its state back, for what it found itself.
+What others say is shown in the log and in `sotto status` as their word, which they sign where the run has certificates,
+and the operator decides: end the run, go on without the peer, or put all peers back to the same round
+(`peer.ops.rollback`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+from peer.config.options import Config
+from peer.daemon.notes import notes
+from peer.node.statements import Statements, Unsigned
+from peer.rate_limits import Allowances
+
+log = logging.getLogger("sotto")
+
+_NEWS_OF_A_PEER = {"rate": 1 / 60, "burst": 3.0}
+"""Divergences of one peer that are looked at, shown and passed on, by second."""
+_NEWS_FROM_A_NEIGHBOR = {"rate": 1 / 60, "burst": 50.0}
+"""Divergences of others that one neighbour may tell of."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one peer found out about itself."""
+
+    round: int
+    """Rounds that it had completed."""
+    reason: str
+    """A sentence."""
+
+
+@dataclass(frozen=True)
+class Claim(Finding):
+    """What is said of another peer."""
+
+    told_by: int
+    """The neighbour that said so: the peer itself, or one that passed it on."""
+
+
+class Divergence:
+    """What this peer found, and what others say that they found."""
+
+    def __init__(
+        self,
+        peer: int,
+        rounds: int,
+        *,
+        peers: Container[int],
+        is_up: Callable[[int], bool],
+        name: Callable[[int], str],
+        advice: str,
+        broadcast: Callable[[str, bytes, int | None], None],
+        stop: Callable[[str], None],
+        now: Callable[[], float],
+        statements: Statements | None = None,
+    ) -> None:
+        """`rounds`: how many the run has. `peers`: of whom something may be said. `is_up(peer)` returns whether there
+        is a link to it. `advice`: a sentence on what happens now, and what can be done, about {name}. `stop` ends this
+        peer for a reason, `broadcast(topic, note, besides)` tells the neighbours. `now()` in seconds.
+        `statements` signs what this peer says, and knows what others have signed."""
+        self.finding: Finding | None = None
+        """What this peer found; None while all is well."""
+        self._claims: dict[int, Claim] = {}
+        self._peer, self._rounds, self._is_up = peer, rounds, is_up
+        self._name, self._advice = name, advice
+        self._broadcast, self._stop, self._now = broadcast, stop, now
+        self._statements: Statements = statements or Unsigned()
+        self._hearsay = notes.Hearsay(peer, peers, self._statements, is_up, now)
+        self._of_a_peer, self._from_a_neighbor = Allowances(**_NEWS_OF_A_PEER), Allowances(**_NEWS_FROM_A_NEIGHBOR)
+
+    def declare(self, finding: Finding) -> None:
+        """Tell everybody what this peer found, and stop it."""
+        if self.finding is None:
+            self.finding = finding
+            log.error("%s", finding.reason)
+            note = notes.encode_divergence(self._peer, finding.round, finding.reason)
+            self._broadcast(notes.DIVERGED, self._statements.sign(notes.DIVERGED, note), None)
+            self._stop(f"it diverged: {finding.reason}")
+
+    def heard(self, source: int, note: bytes) -> None:
+        """Show what a neighbour says, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
+        peer, round_, reason = notes.decode_divergence(note, self._rounds)
+        known = self._claims.get(peer)
+        is_news = known is None or known.round < round_ or (source == peer and known != Claim(round_, reason, peer))
+        if not is_news:
+            return  # Before the signature is looked at: every neighbour brings the same.
+        teller = self._hearsay.teller(notes.DIVERGED, note, peer, source, self._of_a_peer)
+        if teller is None or not self._from_a_neighbor.spend(source, self._now()):
+            return
+        claim = self._claims[peer] = Claim(round_, reason, teller)
+        log.warning("%s; %s", self._sentence(peer, claim), self._advice.format(name=self._name(peer)))
+        self._broadcast(notes.DIVERGED, note, source)
+
+    def claims(self) -> dict[int, Claim]:
+        """Return what is said of the peers that are not back, as far as this one can see."""
+        return {peer: claim for peer, claim in sorted(self._claims.items()) if not self._is_up(peer)}
+
+    def _sentence(self, peer: int, claim: Claim) -> str:
+        says = "says" if claim.told_by == peer else f"is said by {self._name(claim.told_by)}"
+        diverged = "that it diverged" if claim.told_by == peer else "to have diverged"
+        return f'{self._name(peer)} {says} {diverged} after {claim.round} rounds: "{claim.reason}"'
+
+
+def advice(config: Config, *, asynchronous: bool, members_change: bool) -> str:
+    """Return what a peer does while {name} is away because it diverged, and what the operator can do, as a sentence."""
+    rounds, give_up = config.rounds, f"{config.transport.give_up_after_s:g} s at most"
+    if asynchronous:
+        does = "this peer goes on with its other neighbours"
+    elif rounds.late == "skip":
+        does = f"this peer goes on without it for {rounds.max_skipped_rounds} rounds, then it waits, {give_up}"
+    else:
+        does = f"this peer waits where a round needs it, {give_up}"
+    instead = "; `sotto remove {name}` goes on without it" if members_change else ""
+    return f"{does}{instead}; `sotto stop` ends this peer"

@@ -1,0 +1,166 @@
+"""Which releases the peers of a run have, and from when on what a newer one brought may be used.
+
+What came with a version of the protocol is used only once all members speak it (`all_speak`). A neighbour says in its
+hello what it speaks. Every peer tells all others in a note, when it starts and from time to time, signed where the run
+has certificates; releases before 0.2 neither tell nor pass on such notes. A member of which nothing was heard for long
+counts as one of the oldest release: it may be another one by now.
+
+Even so a member can go back to an older release unnoticed, in the minutes before its last note is too old. Nothing is
+lost by that. Whoever uses something new first makes its own state folder one that older releases refuse
+(`DiskState.pin`), and so does every peer that hears of it, before it is in a journal; from then on they refuse
+neighbours that do not speak it (`needed`). So a member that went back just then is refused, with a sentence, until it
+has the newer release again; the others wait for it as for any member that is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Container
+from dataclasses import dataclass
+
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.notes import notes
+from peer.foreign_text import printable
+from peer.node.statements import Statements, counter_of
+from peer.protocol import NEWEST, OLDEST
+from peer.rate_limits import Allowances
+
+_TELL_EVERY_S = 600.0
+"""A note is half a kilobyte over every link, signature and certificate included."""
+_COUNTS_FOR_S = 3 * _TELL_EVERY_S
+_NEWS = {"rate": 0.1, "burst": 10.0}
+"""Notes of one peer that are looked at and passed on, by second."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What was last heard of a peer's release."""
+
+    protocol: int
+    software: str
+    at: float
+    """When, in seconds on the clock of the run."""
+
+
+class Releases:
+    """What one peer knows of the releases of all."""
+
+    def __init__(
+        self,
+        peer: int,
+        software: str,
+        *,
+        peers: Container[int],
+        neighbors: Neighbors,
+        statements: Statements,
+        now: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`software`: what this peer runs. `peers`: of whom something may be said. `statements` signs what this peer
+        says, and knows what others have signed. `now()` and `wall_clock()` in seconds, the latter since 1970."""
+        self._peer, self._software = peer, software
+        self._neighbors, self._statements = neighbors, statements
+        self._now, self._wall_clock = now, wall_clock
+        self._known: dict[int, _Known] = {}
+        self._notes: dict[int, bytes] = {}
+        self._said_ms: dict[int, int] = {}
+        self._hearsay = notes.Hearsay(peer, peers, statements, neighbors.is_up, now)
+        self._news = Allowances(**_NEWS)
+        self._members: Callable[[], Collection[int]] = tuple
+        self._needed: Callable[[], int] = lambda: OLDEST
+        self._once_usable = OLDEST
+
+    def follow(self, members: Callable[[], Collection[int]], needed: Callable[[], int]) -> None:
+        """Ask these two from now on: who is a member, and which version of the protocol the own state needs."""
+        self._members, self._needed = members, needed
+
+    @property
+    def needed(self) -> int:
+        """The lowest version of the protocol that serves the run, by what this peer's state holds."""
+        return self._needed()
+
+    def all_speak(self, protocol: int) -> bool:
+        """Whether what came with a version of the protocol may be used now: the only place that says so."""
+        return self.needed >= protocol or all(
+            self._protocol(peer) >= protocol for peer in self._members() if peer != self._peer
+        )
+
+    def have_spoken(self, protocol: int) -> bool:
+        """Whether all members have spoken a version at the same time since this process began: what is refused from
+        then on stays refused if one of them says that it is older again. May be asked in any thread."""
+        return self._once_usable >= protocol or self.all_speak(protocol)
+
+    @property
+    def usable(self) -> int:
+        """The highest version of the protocol of which everything may be used now."""
+        return max(filter(self.all_speak, range(OLDEST, NEWEST + 1)))
+
+    def software(self) -> dict[int, str | None]:
+        """Return what each member runs, as it says, made fit for a terminal; None where that is not known."""
+        others = {peer: self._software_of(peer) for peer in self._members() if peer != self._peer}
+        return {self._peer: self._software, **others}
+
+    def speaks(self, peer: int, protocol: int) -> None:
+        """Take note that a peer to which there may be no link speaks a version of the protocol, by what it sent."""
+        known = self._known.get(peer)
+        self._known[peer] = _Known(protocol, "" if known is None else known.software, self._now())
+
+    # -- what is heard and told ----------------------------------------------------------------------------------------
+
+    def linked(self, peer: int) -> list[bytes]:
+        """Take note of a neighbour that is connected; return the notes that it should hear."""
+        protocol, software = self._neighbors.transport.protocol(peer), self._neighbors.transport.software(peer)
+        if protocol is not None and software is not None:
+            self._known[peer] = _Known(protocol, printable(software), self._now())
+            self._once_usable = max(self._once_usable, self.usable)
+        if protocol == OLDEST or self.needed == NEWEST:
+            return []  # It would not know what to do with them, or they are of no use any more.
+        if self._peer not in self._notes:
+            self._say()
+        fresh = {each for each in self._notes if each == self._peer or self._protocol(each) > OLDEST} - {peer}
+        return [self._notes[subject] for subject in sorted(fresh)]
+
+    def heard(self, source: int, note: bytes) -> None:
+        """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
+        told = notes.decode_release(note)
+        if told.peer == self._peer or not self._is_newer(told, note):
+            return  # Before the signature is looked at: every neighbour brings the same.
+        if self._hearsay.teller(notes.RELEASE, note, told.peer, source, self._news) is not None:
+            self._known[told.peer] = _Known(told.protocol, told.software, self._now())
+            self._notes[told.peer], self._said_ms[told.peer] = note, told.said_ms
+            self._once_usable = max(self._once_usable, self.usable)
+            self._neighbors.broadcast(notes.RELEASE, note, source)
+
+    async def tell_now_and_then(self) -> None:
+        """Say again what this peer runs, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_TELL_EVERY_S)
+            if self.needed < NEWEST:
+                self._say()
+                self._neighbors.broadcast(notes.RELEASE, self._notes[self._peer])
+
+    def _say(self) -> None:
+        told = notes.ReleaseTold(self._peer, NEWEST, self._software, int(self._wall_clock() * 1000))
+        self._notes[self._peer] = self._statements.sign(notes.RELEASE, notes.encode_release(told))
+
+    def _is_newer(self, told: notes.ReleaseTold, note: bytes) -> bool:
+        before, now = counter_of(self._notes.get(told.peer, b"")), counter_of(note)
+        if before is not None and now is not None:
+            return now > before
+        return told.said_ms > self._said_ms.get(told.peer, -1)
+
+    # -- what is known -------------------------------------------------------------------------------------------------
+
+    def _protocol(self, peer: int) -> int:
+        linked = self._neighbors.transport.protocol(peer)
+        if linked is not None:
+            return linked
+        known = self._known.get(peer)
+        return OLDEST if known is None or self._now() > known.at + _COUNTS_FOR_S else known.protocol
+
+    def _software_of(self, peer: int) -> str | None:
+        linked, known = self._neighbors.transport.software(peer), self._known.get(peer)
+        if linked is not None:
+            return printable(linked)
+        return None if known is None else known.software

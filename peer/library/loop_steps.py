@@ -1,0 +1,251 @@
+"""The training side of a peer whose local steps a script of the user's does.
+
+In place of a gradient stands the displacement Δ = z − w: the script got the model z and has moved it to w. With the
+outer learning rate γ = 1 and without outer momentum the algorithm's step x ← x − γ Δ is the script's own. With Nesterov
+momentum it is the outer step of DiLoCo: m ← β m + Δ, x ← x − γ (Δ + β m).
+
+The script cannot be asked for the same steps again to the bit, so that what it answered is journaled, with all that the
+script had when the round began. A script that is started again trains the last journaled round once more from there,
+and what it comes to is not asked for again. So nothing is lost of what a script does between an exchange and the next
+round: the scheduler's step, a moving average.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress.layout import Layout
+from peer.compress.payload import FloatArray
+from peer.config.options import TrainingOptions
+from peer.errors import StateError
+from peer.library.meeting import Evaluate, Finish, Meeting, Train
+from peer.library.parameters import ExchangedParameters, Vector
+from peer.node.checkpoint_arrays import Arrays, group, grouped
+from peer.node.local_steps import RecordedSteps
+from peer.protocol import OLDEST, SNAPSHOT
+from peer.train.evaluation import Evaluation
+from peer.train.learning_rate import learning_rates
+from peer.train.local_step import Split, make_momentum
+from peer.wire.data_meaning import Meaning
+from peer.wire.start_model import DIGEST_BYTES, StartModel
+
+
+@dataclass(frozen=True)
+class ScriptStep:
+    """What the script did in one round."""
+
+    displacement: Vector
+    """Δ = z − w."""
+    loss: float | None
+    """Mean over the steps, where the script tells."""
+    script: Arrays
+    """What the script had beside the model when the round began: optimizer, loader, random numbers."""
+    is_behind: bool = False
+    """Whether it is rather what the script goes on with behind the round, as releases before 0.3 read it."""
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The round that a script trains once more after a restart: its displacement is journaled."""
+
+    t: int
+    model: Vector
+    """The model that the round began with; where exchanges overlap, the one that the script went on with behind it."""
+
+
+@dataclass(frozen=True)
+class LoopStep:
+    """What a local step comes to (`node.local_steps.StepResult`)."""
+
+    gradient: FloatArray
+    loss: float | None
+    samples: int = 0
+
+
+class LoopSteps(RecordedSteps):
+    """The local steps of one peer, done elsewhere."""
+
+    repeatable = True
+    needs_displacement = False
+
+    def __init__(
+        self,
+        parameters: ExchangedParameters,
+        meeting: Meeting,
+        options: TrainingOptions,
+        rounds: int,
+        *,
+        script: Arrays,
+        measure: Callable[[Vector], tuple[int, int]],
+        overlap: bool = False,
+        meanings: tuple[Meaning, ...] = (),
+    ) -> None:
+        """`options`: outer learning rate and momentum. `script`: what the script begins with. `measure(z)` returns
+        (right, total) of the model at z, in the script's thread. `overlap`: whether the script goes on from
+        z − displacement while the exchange is under way. `meanings`: what the numbers in its data stand for."""
+        self.meeting, self.script, self.meanings = meeting, script, meanings
+        self.repeats: Repeated | None = None
+        """The round that `script` is the beginning of, once its displacement is known."""
+        self.was_restored = False
+        """Whether `script` is that of an earlier process."""
+        self._parameters, self._measure, self._overlap = parameters, measure, overlap
+        self._options = options
+        self._momentum, self._rates = make_momentum(options), learning_rates(options, rounds)
+        self._start, self._start_model = parameters.vector(), parameters.start_model()
+        self._stepped: ScriptStep | None = None
+        self._recalled: ScriptStep | None = None
+        self._recorded: Arrays = {}
+        """What of the script the journal and the checkpoint before it hold."""
+
+    def anew(self, meeting: Meeting, script: Arrays) -> LoopSteps:
+        """Return the local steps of the same script for a peer that joins the run once more, without outer momentum:
+        the model that the run began with stays what it was."""
+        fresh = copy.copy(self)
+        fresh.meeting, fresh.script, fresh.was_restored = meeting, script, False
+        fresh._momentum = make_momentum(self._options)
+        fresh._stepped = fresh._recalled = fresh.repeats = None
+        fresh._recorded = {}
+        return fresh
+
+    # What peers of every kind of training have.
+
+    @property
+    def layout(self) -> Layout:
+        return self._parameters.layout
+
+    def initial_vector(self) -> Vector:
+        """Return the vector that the script joined with."""
+        return self._start
+
+    def start_model(self) -> StartModel:
+        """Return digests of the model that the script first joined with."""
+        return self._start_model
+
+    def class_counts(self) -> tuple[int, ...]:
+        """Return one number: nothing is known of the script's test data."""
+        return (0,)
+
+    def rate(self, t: int) -> float:
+        """Return the outer learning rate of round t."""
+        return self._rates.rate(t)
+
+    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> LoopStep:
+        """Return what the script's steps from z come to, once they are done. Raises StepAbandoned if they never are."""
+        if self._recalled is not None:
+            self._stepped, self._recalled = self._recalled, None
+        else:
+            stepped = self.meeting.ask(Train(np.array(z, np.float32), t))
+            assert isinstance(stepped, ScriptStep)
+            self._stepped = stepped
+        self.script = self._stepped.script
+        began = np.array(z, np.float32)
+        if self._overlap:
+            began -= self._stepped.displacement
+        self.repeats = None if self._stepped.is_behind else Repeated(t, began)
+        return LoopStep(self._momentum.direction(self._stepped.displacement, z), self._stepped.loss)
+
+    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
+        """Do nothing: the outer momentum follows displacements."""
+
+    def evaluate(self, z: FloatArray, split: Split = "test") -> Evaluation:
+        """Return what the script measures of the model at z; nothing if it measures nothing."""
+        model = np.array(z, np.float32)
+        # While a journal is repeated, the script's thread is the one that asks.
+        is_script = threading.current_thread() is self.meeting.owner
+        right, total = self._measure(model) if is_script else self.meeting.ask(Evaluate(model))
+        return Evaluation(np.array([right], np.int64), np.array([total], np.int64), float("nan"))
+
+    def save_model(self, z: FloatArray, path: Path) -> None:
+        """Hand the last model to the script, and write it with all that is not exchanged."""
+        self.meeting.ask(Finish(np.array(z, np.float32), path))
+
+    # What survives a crash.
+
+    @property
+    def record_needs(self) -> int:
+        """The version of the protocol whose releases read the last local step."""
+        return OLDEST if self.repeats is None else SNAPSHOT
+
+    def record(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Return the last local step for the journal. Of the script, what has not changed since the record or the
+        checkpoint before it is left out."""
+        assert self._stepped is not None
+        stepped, before = self._stepped, self._recorded
+        self._recorded = stepped.script
+        loss = np.array([np.nan if stepped.loss is None else stepped.loss])
+        step = {"displacement": stepped.displacement, "loss": loss}
+        if stepped.is_behind:
+            return grouped(step=step, script=stepped.script)
+        same = [name for name, array in stepped.script.items() if name in before and _are_equal(array, before[name])]
+        news = {name: array for name, array in stepped.script.items() if name not in same}
+        return grouped(step=step, script=news, start={"same": np.frombuffer("\n".join(same).encode(), np.uint8)})
+
+    def recall(self, record: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take a step from the journal as the next one."""
+        step, script, start = group(record, "step"), group(record, "script"), group(record, "start")
+        if step.keys() != {"displacement", "loss"} or step["displacement"].shape != self._start.shape:
+            raise StateError("the journal holds a local step of another model; use a new state folder")
+        if start:
+            same = start["same"].tobytes().decode().splitlines()
+            if not self._recorded.keys() >= {*same}:
+                raise StateError("the journal holds a local step that refers to one before it, which is not there")
+            script |= {name: self._recorded[name] for name in same}
+        loss, self._recorded = float(step["loss"][0]), script
+        loss_or_none = None if np.isnan(loss) else loss
+        self._recalled = ScriptStep(step["displacement"], loss_or_none, script, is_behind=not start)
+        self.was_restored = True
+
+    def state(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Return the outer momentum, and what the script goes on with."""
+        model = self._start_model
+        # All but the first is what earlier releases neither wrote nor read.
+        parts = {
+            "digest": model.whole.encode(),
+            "parameters": model.digest + model.parameters.entries,
+            "buffers": model.buffers.entries,
+        }
+        groups: dict[str, Arrays] = {"start": {name: np.frombuffer(value, np.uint8) for name, value in parts.items()}}
+        if self.repeats is not None:
+            groups["repeats"] = {"round": np.array([self.repeats.t]), "model": self.repeats.model}
+        return grouped(momentum=self._momentum.state(), script=self.script, **groups)
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what `state` returned."""
+        momentum, repeats = group(state, "momentum"), group(state, "repeats")
+        for name, vector in (("outer momentum", momentum.get("m")), ("the repeated round", repeats.get("model"))):
+            if vector is not None and vector.shape != self._start.shape:
+                raise ValueError(f"{name} has shape {vector.shape}, expected {self._start.shape}")
+        self._momentum.restore(momentum)
+        self._restore_start(group(state, "start"))
+        self.repeats = Repeated(int(repeats["round"][0]), np.array(repeats["model"])) if repeats else None
+        self.script, self.was_restored = group(state, "script"), True
+        self._recorded = self.script
+
+    def _restore_start(self, start: Arrays) -> None:
+        parts = {name: value.tobytes() for name, value in start.items()}
+        whole = parts["digest"].decode()
+        if "parameters" in parts:
+            told, now = parts["parameters"], self._start_model
+            self._start_model = replace(
+                now,
+                whole=whole,
+                digest=told[:DIGEST_BYTES],
+                parameters=replace(now.parameters, entries=told[DIGEST_BYTES:]),
+                buffers=replace(now.buffers, entries=parts["buffers"]),
+            )
+        elif whole != self._start_model.whole:
+            # A state of release 0.2, of a script that begins with another model by now.
+            self._start_model = StartModel(whole)
+
+
+def _are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Whether two arrays of bytes are equal. Where an optimizer's state changes, its beginning does, mostly."""
+    return one.size == other.size and np.array_equal(one[:64], other[:64]) and np.array_equal(one, other)

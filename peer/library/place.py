@@ -1,0 +1,101 @@
+"""Where a training script takes part: which peer it is, of how many, and under which configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from peer.config.options import OWN_LOOP, Config, TrainingOptions, load
+from peer.errors import ConfigError, UsageError
+from peer.library.loop_steps import LoopSteps
+from peer.library.meeting import Meeting
+
+
+class Host(Protocol):
+    """Whoever runs the peer of a script: a thread with a daemon, or a simulation."""
+
+    def meet(self) -> Meeting:
+        """Return where script and peer meet. Called first, in the script's thread."""
+        ...
+
+    def open(self, steps: LoopSteps, config: Config) -> int:
+        """Go back to where the peer was, if it was anywhere; return the last round with a local step. Raises
+        SottoError."""
+        ...
+
+    def start(self) -> None:
+        """Let the peer train."""
+        ...
+
+    def stop(self, reason: str) -> None:
+        """End the peer before its last round; return when it has ended."""
+        ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a training script takes part in a run. `join` takes one instead of a path."""
+
+    index: int
+    """Number of this peer, from 0."""
+    num_peers: int
+    """How many peers are listed."""
+    name: str
+    """Name of this peer."""
+    source: str
+    """Where the place is from: a configuration file, or a simulation."""
+    config: Config = field(repr=False)
+    host: Callable[[Callable[[Config], Config]], Host] = field(repr=False)
+    """Makes the host of this peer; told how to derive the run's configuration from that of the file."""
+
+
+def derive_config(config: Config, *, every: int, outer_momentum: float, outer_learning_rate: float) -> Config:
+    """Return the configuration of a run whose training section says what the script decides, so that peers compare it.
+
+    Raises ConfigError for a file that says otherwise.
+    """
+    training = config.training
+    if training.task != OWN_LOOP:
+        raise ConfigError(
+            "names a task, but a training script joins the run",
+            key="training.task",
+            value=training.task,
+            valid=f'"{OWN_LOOP}"',
+        )
+    for key in TrainingOptions.model_fields:
+        if key != "task" and getattr(training, key) != getattr(TrainingOptions(), key):
+            raise ConfigError(
+                "has no effect with a loop of your own: the script decides; remove the key",
+                key=f"training.{key}",
+                value=getattr(training, key),
+            )
+    derived = TrainingOptions(
+        task=OWN_LOOP,
+        local_steps=every,
+        learning_rate=outer_learning_rate,
+        schedule="constant",
+        warmup_rounds=0,
+        momentum="nesterov" if outer_momentum else "none",
+        beta=outer_momentum,
+        label_adjustment=False,
+    )
+    return config.model_copy(update={"training": derived})
+
+
+def read_config(file: str | os.PathLike[str]) -> tuple[Config, Path]:
+    """Return the configuration of a file, and its path from the root: a script may change its working directory.
+    Raises UsageError or ConfigError."""
+    if not isinstance(file, (str, os.PathLike)):
+        raise UsageError(f"the configuration is a {type(file).__name__}; give the path of a peer.toml")
+    path = Path(file)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give the file in it, {path / 'peer.toml'}")
+    config = load(path)
+    if not config.peers:
+        raise ConfigError(
+            "no peers are listed", key="peers", file=str(path), valid="one [[peers]] table for each device"
+        )
+    return config, path.resolve()

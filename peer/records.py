@@ -1,0 +1,161 @@
+"""What a run tells of itself: by which figure its models are compared, the record of a round, and its progress.
+
+Values without a home in any layer: drivers fill them in, and everything above reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Better = Literal["higher", "lower"]
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A figure, and which values of it are better."""
+
+    name: str
+    better: Better = "higher"
+
+    def worst(self, values: Iterable[float]) -> float:
+        """Return the worst of at least one value; NaN is worse than any other."""
+        return min(values, key=self.rank)
+
+    def rank(self, value: float) -> float:
+        """Return a number that is larger for a better value."""
+        if math.isnan(value):
+            return -math.inf
+        return value if self.better == "higher" else -value
+
+
+ACCURACY = Criterion("accuracy")
+"""The fraction of the samples that a model gets right: what tasks without metrics of their own are judged by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """One peer's figures of one round. Bytes are what left this peer in this round."""
+
+    peer: int
+    round: int
+    time_s: float
+    """Seconds since the run began (virtual seconds in a simulation), at the end of the round."""
+    loss: float | None = None
+    """Mean training loss of the local steps; None in a round without one."""
+    rate: float = 0.0
+    """γ of the round."""
+    messages: int = 0
+    values: int = 0
+    """Parameters described by the messages sent (a message of a model of n parameters counts n)."""
+    payload_bytes: int = 0
+    """Layers of the frames, without header and checksum."""
+    frame_bytes: int = 0
+    """Whole frames."""
+    protobuf_bytes: int = 0
+    """Frames in their chunks, as handed to gRPC; receipts, heartbeats and bulletins included."""
+    entropy_bits: float = 0.0
+    """Lower bound of the payload, in bits (`wire.entropy_bound_bits`); 0 in the rounds in which it was not taken."""
+    train_s: float = 0.0
+    gossip_s: float = 0.0
+    """Algorithm, compression, encoding and decoding."""
+    wait_s: float = 0.0
+    """Waiting for neighbours."""
+    cpu_s: float = 0.0
+    """CPU seconds of the whole process in this round."""
+    late: int = 0
+    """Neighbours that this round went on without."""
+    push_weight: float = 1.0
+    error_norm: float | None = None
+    replica_error: float | None = None
+    neighbor_distance: float | None = None
+    repairs: int = 0
+    theta: float | None = None
+    fraction: float | None = None
+    """top_k, random_k: which part of each layer was sent (a bandwidth budget lets it vary)."""
+    bits: int | None = None
+    """qsgd, modulo: bits of each number (a bandwidth budget lets them vary)."""
+    exchanges: int = 0
+    """Asynchronous algorithms, whose rounds are single gradient steps: exchanges with neighbours since the last one."""
+    staleness: float | None = None
+    """Asynchronous algorithms: exchanges between reading the model and applying the gradient computed there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerProgress:
+    """One peer as it was last heard of. Bytes are what it has sent since the run began."""
+
+    name: str
+    round: int = 0
+    """Completed rounds."""
+    loss: float | None = None
+    """Training loss of the last round."""
+    figure: float | None = None
+    """Of its own model on the common test set, by the criterion of the run; as of the last evaluation."""
+    payload_bytes: int = 0
+    frame_bytes: int = 0
+    socket_bytes: int | None = None
+    """None where the kernel's counters are not at hand (a simulation)."""
+    values: int = 0
+    """Parameters described by its messages so far: times 4 bytes, what full precision would have cost."""
+    neighbors_up: int = 0
+    """Neighbours with a living connection."""
+    neighbors: int = 0
+    """Neighbours of the whole schedule, in either direction."""
+    heard: int = 0
+    """In-neighbours heard in the round that is going on."""
+    awaited: int = 0
+    """In-neighbours of the round that is going on."""
+    state: str = "starting"
+    """starting, connecting, training, waiting, finished, stopped, diverged, lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The whole run at one moment."""
+
+    phase: str
+    """What is going on, in two or three words: "preparing", "starting peers", "training", "one process on all data"."""
+    rounds: int
+    """Rounds of the whole run."""
+    elapsed_s: float
+    """Real seconds since the run began, or was resumed."""
+    begun_at_round: int = 0
+    """Rounds that had been completed then."""
+    peers: tuple[PeerProgress, ...] = ()
+    ready: int | None = None
+    """How many peers can begin; None where none is awaited any more."""
+    criterion: Criterion = ACCURACY
+    """What models are compared by."""
+    averaged_figure: float | None = None
+    consensus_distance: float | None = None
+    virtual_s: float | None = None
+    """Seconds on the virtual clock of a simulation."""
+
+    @property
+    def activity(self) -> str:
+        """The phase, and of how many peers it is known that they can begin."""
+        return self.phase if self.ready is None else f"{self.phase} {self.ready}/{len(self.peers)}"
+
+    @property
+    def round(self) -> int:
+        """Rounds that every peer has completed."""
+        return min((peer.round for peer in self.peers), default=0)
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(peer.payload_bytes for peer in self.peers)
+
+    @property
+    def reduction(self) -> float | None:
+        """Full-precision bytes of the same messages over payload bytes; None before the first message."""
+        payload = self.payload_bytes
+        return 4 * sum(peer.values for peer in self.peers) / payload if payload else None
+
+    @property
+    def worst_figure(self) -> float | None:
+        """Of the worst peer, once all have been evaluated."""
+        known = [peer.figure for peer in self.peers if peer.figure is not None]
+        return self.criterion.worst(known) if known and len(known) == len(self.peers) else None

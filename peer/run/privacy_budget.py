@@ -1,0 +1,99 @@
+"""ε: what private local steps have spent of it, and the noise with which a run keeps to a limit.
+
+The accountant is that of Google's `dp-accounting` (privacy loss distributions, rounded so that ε is never too small),
+which the extra `privacy` installs. Neighbouring data sets differ in one sample that is there or not. Every round counts
+from the first on, whether or not this device did it: the steps of a device that lost its state folder stay counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from peer.config.options import Config, PrivacyOptions
+from peer.errors import ConfigError
+from peer.train.private_step import sampling_rate
+
+_STAGES = 20
+"""ε of a run that goes on is computed for this many stages of it, each time for the end of the stage."""
+_STEP = 1e-3
+"""How finely the noise is chosen."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the private steps of one peer spend."""
+
+    noise_multiplier: float
+    sampling_rate: float
+    delta: float
+    rounds: int
+    local_steps: int
+
+    def spent(self, done: int) -> float:
+        """Return an upper bound of the ε that the first `done` rounds spent, at most one stage above the value."""
+        if done <= 0:
+            return 0.0
+        stage = -(-self.rounds // _STAGES)
+        counted = min(self.rounds, -(-done // stage) * stage) if done <= self.rounds else done
+        return epsilon(self.noise_multiplier, self.sampling_rate, counted * self.local_steps, self.delta)
+
+
+def plan_budget(config: Config, num_samples: int) -> Budget:
+    """Return the budget of a device with that many training samples; the noise is what the options say, or the least
+    that keeps to their ε. Raises ConfigError (`privacy.epsilon`) where that cannot be, or the accountant is missing."""
+    options, training, rounds = config.privacy, config.training, config.run.rounds
+    steps, rate = rounds * training.local_steps, sampling_rate(training, num_samples)
+    if not 0 < rate <= 1:
+        raise ConfigError(
+            f"is larger than the {num_samples} training samples of this device",
+            key="training.batch_size",
+            value=training.batch_size,
+        )
+    noise = options.noise_multiplier
+    if noise is None:
+        noise = noise_for(_limit(options), rate, steps, options.delta)
+    elif options.epsilon is not None and (spent := epsilon(noise, rate, steps, options.delta)) > options.epsilon:
+        raise ConfigError(
+            f"is not enough for {rounds} rounds, which spend {spent:.3g}: lower run.rounds or training.batch_size, or"
+            " raise privacy.noise_multiplier",
+            key="privacy.epsilon",
+            value=options.epsilon,
+        )
+    return Budget(noise, rate, options.delta, rounds, training.local_steps)
+
+
+@lru_cache(maxsize=256)
+def epsilon(noise_multiplier: float, sampling_rate: float, steps: int, delta: float) -> float:
+    """Return ε at δ of `steps` Gaussian mechanisms on Poisson samples. Raises ConfigError without the accountant."""
+    try:
+        from dp_accounting import dp_event
+        from dp_accounting.pld import PLDAccountant
+    except ImportError:
+        raise ConfigError("needs the package dp-accounting: pip install 'sottovoce[privacy]'", key="privacy") from None
+    accountant = PLDAccountant()
+    one = dp_event.PoissonSampledDpEvent(sampling_rate, dp_event.GaussianDpEvent(noise_multiplier))
+    accountant.compose(dp_event.SelfComposedDpEvent(one, steps))
+    return float(accountant.get_epsilon(delta))
+
+
+@lru_cache(maxsize=64)
+def noise_for(limit: float, sampling_rate: float, steps: int, delta: float) -> float:
+    """Return the least noise multiplier, in steps of a thousandth, with which ε stays within a limit. Raises
+    ConfigError where none below 1,000 does."""
+    low, high = 0, 1000
+    while epsilon(high * _STEP, sampling_rate, steps, delta) > limit:
+        low, high = high, 2 * high
+        if high > 1_000_000:
+            raise ConfigError("is too small for so many steps", key="privacy.epsilon", value=limit)
+    while low + 1 < high:
+        middle = (low + high) // 2
+        # Next to no noise overflows the accountant, and is far from enough.
+        enough = middle >= 100 and epsilon(middle * _STEP, sampling_rate, steps, delta) <= limit
+        low, high = (low, middle) if enough else (middle, high)
+    return high * _STEP
+
+
+def _limit(options: PrivacyOptions) -> float:
+    assert options.epsilon is not None
+    return options.epsilon

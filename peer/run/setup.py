@@ -1,0 +1,595 @@
+"""The objects of a run: task, partition, graph, and for each peer its trainer and its participant.
+
+What daemon, simulator and export share. It knows no network and no clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from peer import gossip
+from peer.compress.bound import BoundedCompressor
+from peer.compress.layout import Layout
+from peer.compress.modulo import Modulo
+from peer.compress.payload import FloatArray
+from peer.config.options import Config, TrainingOptions
+from peer.config.precision_choice import FASTEST, Precision, PrecisionChoice
+from peer.errors import ConfigError, LocalProtocolError
+from peer.gossip import topology
+from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext, NoMomentum
+from peer.gossip.budget import BandwidthBudget, nominal_bits
+from peer.gossip.late_neighbors import LatePolicy
+from peer.gossip.membership import Membership, Newcomer
+from peer.gossip.mixing_matrix import mean_matrix
+from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
+from peer.gossip.pairs.node import PairNode
+from peer.gossip.shared_copies import SharedCopies
+from peer.gossip.topology import Schedule
+from peer.gossip.views import ViewSchedule
+from peer.node.frame_account import Decode, decode_from
+from peer.node.local_steps import LocalSteps
+from peer.node.membership import MembershipRules
+from peer.node.pair_participant import PairParticipant
+from peer.node.participant import Participant
+from peer.node.statements import Statements
+from peer.random import PhiloxSource
+from peer.records import ACCURACY, Criterion
+from peer.run.plan import (
+    algorithm_spec,
+    averaging_rate,
+    budget_variants,
+    build_compressor,
+    build_schedule,
+    check_rules,
+    corrects_drift,
+    drift_gain,
+    final_rounds,
+    first_theta,
+    refuse_errors,
+    robust_mixing,
+    why_no_changes,
+    why_no_rejoin,
+)
+from peer.run.privacy_budget import Budget, plan_budget
+from peer.train import tasks
+from peer.train.evaluation import Evaluation
+from peer.train.fastest import fastest
+from peer.train.label_adjustment import declared_shares
+from peer.train.learning_rate import learning_rates, step_size_decay
+from peer.train.local_step import Split, Trainer, check_data, make_momentum
+from peer.train.own_task import criteria_of
+from peer.train.partition import Manifest, OwnSamples, own_samples, partition
+from peer.train.private_step import SECRET_BYTES, GaussianMechanism
+from peer.train.task import Data, Task
+from peer.train.threads import use_one_thread
+from peer.wire.data_meaning import Meaning
+from peer.wire.last_codes import LastCodes
+from peer.wire.start_model import StartModel
+
+
+class PeerTrainer(LocalSteps, Protocol):
+    """The training side of a peer, as daemon and simulator see it: a `Trainer`, or a loop of the user's own."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def repeatable(self) -> bool:
+        """Whether a local step that is computed again, or read from the journal, gives the same bits."""
+        ...
+
+    @property
+    def meanings(self) -> tuple[Meaning, ...]:
+        """What the numbers in the data of this device stand for, as far as that is known."""
+        ...
+
+    def initial_vector(self) -> npt.NDArray[np.float32]: ...
+    def start_model(self) -> StartModel: ...
+    def class_counts(self) -> tuple[int, ...]: ...
+    def evaluate(self, z: FloatArray, split: Split = "test") -> Evaluation: ...
+    def save_model(self, z: FloatArray, path: Path) -> None: ...
+
+
+log = logging.getLogger("sotto")
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """Everything that the peers of a run share, computed alike on every device; of data that is each device's own, that
+    of this one."""
+
+    config: Config
+    base: Path
+    num_peers: int
+    """How many the lists of all devices have in common."""
+    _task: Task | None
+    manifest: Manifest | OwnSamples
+    schedule: Schedule
+    """Of the members that the run starts with."""
+    compressor: BoundedCompressor
+    averaging_rate: float
+    """η, how far a round moves a model towards those of its neighbours."""
+    first_theta: float
+    """θ of modulo codes in the first round; of all rounds where it is constant."""
+    rounds_per_epoch: int = 1
+    shared_copies: SharedCopies | None = None
+    """Where all peers of this process keep their replicas, if they do so together."""
+    precision: Precision = "float32"
+    """In which models compute where `training.precision` is "fastest": that of this device's peer. Without one, that of
+    all models, in which those of peers that chose differently can be compared."""
+
+    @classmethod
+    def open(
+        cls,
+        config: Config,
+        base: Path,
+        num_peers: int | None = None,
+        *,
+        rates: tuple[float, float] | None = None,
+        former_order: bool = False,
+    ) -> RunSetup:
+        """Read the task and its data, deal it out and build the graph. `rates`: η and the first θ that the run began
+        with, where those are known. `former_order` is as for `tasks.configured`."""
+        refuse_untold_privacy(config)
+        count = num_peers or config.num_listed
+        task = tasks.configured(config, base, former_order=former_order)
+        data = task.train_data()
+        check_data(task, data, "training")
+        for sentence in tasks.found_in(task, data):
+            log.info("data: %s", sentence)
+        manifest = deal(config, data, count)
+        rounds_per_epoch = 1
+        if isinstance(manifest, Manifest):
+            largest = max(len(indices) for indices in manifest.train)
+            if config.peer.index >= count:
+                # A peer that was admitted takes a share of its own, longer list; nobody else's changes.
+                manifest = deal(config, data, config.peer.index + 1)
+            steps = config.training.batch_size * config.training.local_steps
+            rounds_per_epoch = max(1, math.ceil(largest / steps))
+        schedule = build_schedule(config, base, config.num_members(count), rounds_per_epoch=rounds_per_epoch)
+        compressor = build_compressor(config)
+        rate, theta = rates or (averaging_rate(config, compressor), first_theta(config))
+        return cls(config, base, count, task, manifest, schedule, compressor, rate, theta, rounds_per_epoch)
+
+    @classmethod
+    def of_loop(cls, config: Config, base: Path, *, rates: tuple[float, float] | None = None) -> RunSetup:
+        """Return the setup of a run whose local steps are those of the user's scripts: it knows no task and no data."""
+        if config.privacy.is_on:
+            raise ConfigError(
+                "cannot make the local steps of a training script private; use a task", key="training.task"
+            )
+        count = config.num_listed
+        nothing = {peer: np.empty(0, np.int64) for peer in range(max(count, config.peer.index + 1))}
+        samples = OwnSamples("", 0, nothing, nothing)
+        schedule = build_schedule(config, base, config.num_members(count))
+        compressor = build_compressor(config)
+        rate, theta = rates or (averaging_rate(config, compressor), first_theta(config))
+        return cls(config, base, count, None, samples, schedule, compressor, rate, theta)
+
+    @property
+    def task(self) -> Task:
+        """What is learned, where that is a task."""
+        if self._task is None:
+            raise LocalProtocolError("a run whose loop is the user's has no task")
+        return self._task
+
+    @cached_property
+    def spec(self) -> AlgorithmSpec:
+        return algorithm_spec(self.config)
+
+    @cached_property
+    def criteria(self) -> tuple[Criterion, ...]:
+        """The figures of an evaluation, the one that models are compared by first."""
+        return (ACCURACY,) if self._task is None else criteria_of(self._task)
+
+    @property
+    def criterion(self) -> Criterion:
+        """What models are compared by."""
+        return self.criteria[0]
+
+    @cached_property
+    def variants(self) -> tuple[BoundedCompressor, ...]:
+        """The compressor and what the bandwidth budget may turn it down to."""
+        return budget_variants(self.config, self.schedule)
+
+    def budget(self, peer: int, layout: Layout) -> BandwidthBudget | None:
+        """Return what keeps one peer's links below the configured bandwidth, if there is a limit."""
+        limit = self.config.compressor.budget_kbytes_per_s
+        if limit is None:
+            return None
+        whole_below = self.config.algorithm.whole_below
+        costs = [nominal_bits(variant, layout, whole_below) for variant in self.variants]
+        return BandwidthBudget(1000.0 * limit, self.schedule.all_receivers(peer), costs)
+
+    @cached_property
+    def max_lead(self) -> int:
+        """How many rounds an in-neighbour can be ahead: it cannot pass what it hears of us by a detour."""
+        lead = self.schedule.diameter or self.num_peers
+        # The graph of single rounds can be sparser than the union over the schedule.
+        lead *= max(1, self.schedule.cycle_rounds)
+        return lead + (self.config.rounds.max_skipped_rounds + 1) * lead * (self.config.rounds.late == "skip") + 1
+
+    @cached_property
+    def late_policy(self) -> LatePolicy | None:
+        options = self.config.rounds
+        if options.late == "wait":
+            return None
+        return LatePolicy(
+            after_s=options.late_after_s,
+            max_skipped=options.max_skipped_rounds,
+            adaptive=options.deadlines == "adaptive",
+            silent_after_s=options.leave_out_after_s,
+        )
+
+    @cached_property
+    def first_members(self) -> tuple[int, ...]:
+        """Who takes part in round 0; the others may join later."""
+        return tuple(range(self.schedule.num_peers))
+
+    @cached_property
+    def why_no_changes(self) -> str | None:
+        """A sentence where members cannot change during the run; None where they can."""
+        return why_no_changes(self.config)
+
+    def views(self, peer: int) -> ViewSchedule:
+        """Return a schedule for one peer that follows the members."""
+        return ViewSchedule(max(self.num_peers, peer + 1), Membership(self.first_members), self.graph_of)
+
+    def graph_of(self, members: tuple[int, ...]) -> Schedule:
+        """Return the schedule over the positions of some members, the same on every device.
+
+        Where the configured kind has no graph for that many (a hypercube of 7), a ring takes its place; a graph from a
+        file keeps the edges between those that are left, if they still hold together.
+        """
+        if members is self.first_members or members == self.first_members:
+            return self.schedule
+        if members not in self._graphs:
+            self._graphs[members] = self._graph_without_checks(members)
+        return self._graphs[members]
+
+    @cached_property
+    def _graphs(self) -> dict[tuple[int, ...], Schedule]:
+        return {}
+
+    def _graph_without_checks(self, members: tuple[int, ...]) -> Schedule:
+        if len(members) == 1:
+            return Schedule.from_matrices([[[1.0]]])
+        graph: Schedule | None = None
+        if self.config.graph.file is not None:
+            if set(members) <= set(self.first_members):
+                kept = [matrix.among(members) for matrix in self.schedule.matrices]
+                graph = Schedule(kept, self.schedule.period_rounds)
+        else:
+            with contextlib.suppress(ConfigError):
+                per_epoch = self.rounds_per_epoch
+                graph = build_schedule(self.config, self.base, len(members), rounds_per_epoch=per_epoch)
+        if graph is None or not graph.is_strongly_connected:
+            graph = topology.build_schedule(len(members), "ring")
+        return graph
+
+    def check_members(self, members: tuple[int, ...]) -> None:
+        """Raise ConfigError if the run cannot go on between these members."""
+        if self.config.graph.file is not None:
+            if not set(members) <= set(self.first_members):
+                raise ConfigError("a graph from a file cannot take in a peer that joins", key="graph.file")
+            if len(members) > 1 and not mean_matrix(self.schedule.matrices).among(members).is_strongly_connected:
+                raise ConfigError(
+                    "without that peer the graph is no longer connected; let the run end, or use another graph",
+                    key="graph.file",
+                )
+        if len(members) > 1:
+            refuse_errors(check_rules(self.config, self.graph_of(members), self.compressor))
+
+    @cached_property
+    def training(self) -> TrainingOptions:
+        """The options of the local step.
+
+        Where all peers hold one model at every step, or what keeps them apart is taken out of their gradients, nothing
+        is to be adjusted: the peers together draw the classes in their shares, and those that one lacks others have.
+        Where momentum and weight decay act on the average, the local step has none. Where each device chooses its
+        precision, it is that of this one.
+        """
+        options, changes = self.config.training, dict[str, object]()
+        if options.precision == FASTEST:
+            changes["precision"] = self.precision
+        drifts = not (self._peers_hold_one_model or corrects_drift(self.config))
+        if options.label_adjustment == "auto" and not drifts:
+            changes["label_adjustment"] = False
+        if self._momentum_of_mean:
+            changes |= {"momentum": "none", "weight_decay": 0.0}
+        return options.model_copy(update=changes)
+
+    @property
+    def _momentum_of_mean(self) -> bool:
+        """Whether momentum and weight decay act on the mean of all peers' gradients."""
+        return self.spec.acts_on_mean(self.config.training.momentum)
+
+    @property
+    def _peers_hold_one_model(self) -> bool:
+        """Whether all peers take each step from the same model: they average gradients before it, or whole models
+        after it."""
+        if self.spec.momentum_of_mean or not self.spec.local_steps:
+            return True
+        if not self.spec.mixes_after_step or self.config.training.local_steps > 1:
+            return False
+        return all(matrix.is_mean for matrix in self.schedule.matrices)
+
+    @cached_property
+    def class_shares(self) -> npt.NDArray[np.float64] | None:
+        """The shares of the classes in the data of all peers; None where they can be counted, there are none, or the
+        devices are to vote on them."""
+        if isinstance(self.manifest, Manifest):
+            return None
+        return declared_shares(self.task, self.config.data.class_shares)
+
+    @cached_property
+    def step_weight(self) -> float:
+        """How many times as long the steps of this peer are, by `data.weight_by_samples`."""
+        options, num_samples = self.config.data, self.manifest.num_samples
+        if isinstance(self.manifest, Manifest) or not options.weight_by_samples:
+            return 1.0
+        if options.total_samples is None or options.total_samples < num_samples:
+            raise ConfigError(
+                f"this device alone has {num_samples} samples",
+                key="data.total_samples",
+                value=options.total_samples,
+                valid="the samples of all devices together",
+            )
+        return num_samples * self.num_peers / options.total_samples
+
+    def short_shard(self, peers: Iterable[int]) -> str | None:
+        """Return a sentence where a batch is larger than the shard of one of these peers; None where none is."""
+        fewest, peer = min((len(self.manifest.train[peer]), peer) for peer in peers)
+        size = self.config.training.batch_size
+        if size <= fewest:
+            return None
+        return (
+            f"training.batch_size is {size}, but peer {peer} has {fewest} training samples, so each of its batches has"
+            " samples more than once; lower it, or use more data or fewer peers"
+        )
+
+    def budget_of_privacy(self, peer: int) -> Budget | None:
+        """Return what the private steps of one peer spend; None where they are not private. Raises ConfigError."""
+        if not self.config.privacy.is_on:
+            return None
+        return plan_budget(self.config, len(self.manifest.train[peer]))
+
+    def _mechanism(self, peer: int, secret: bytes | None) -> GaussianMechanism | None:
+        budget = self.budget_of_privacy(peer)
+        if budget is None:
+            return None
+        options = self.config.privacy
+        return GaussianMechanism(
+            budget.noise_multiplier, options.clip_norm, secret or simulated_secret(options.simulation_seed, peer)
+        )
+
+    def trainer(self, peer: int, *, secret: bytes | None = None) -> Trainer:
+        """Return the training side of one peer. `secret`: what noise and sampling of private steps follow from; without
+        it, as in simulations, `simulated_secret`, which protects nothing. Raises ConfigError for a peer whose data only
+        its device has."""
+        if isinstance(self.manifest, OwnSamples) and peer not in self.manifest.train:
+            raise ConfigError(f"only the device of peer {peer} has its data", key="data.partition", value="own")
+        return Trainer(
+            self.task,
+            self.training,
+            rounds=self.config.run.rounds,
+            seed=self.config.run.seed,
+            peer=peer,
+            train_indices=self.manifest.train[peer],
+            holdout_indices=self.manifest.holdout[peer],
+            class_shares=self.class_shares,
+            step_weight=self.step_weight,
+            privacy=self._mechanism(peer, secret),
+            alike_in_all_precisions=self.config.training.precision == FASTEST,
+            device=self.config.peer.device,
+            base=self.base,
+        )
+
+    def fastest_precision(self, peer: int) -> PrecisionChoice:
+        """Measure training steps of one peer on this machine; return the precision in which they take least time, and
+        float32 where they are private. Raises SottoError where the peer cannot train at all."""
+        if self.config.privacy.is_on:
+            return PrecisionChoice("float32")
+        return fastest(lambda precision: replace(self, precision=precision).trainer(peer))
+
+    def node(self, peer: int, layout: Layout) -> NodeContext:
+        """Return what stays the same for one peer's algorithm."""
+        options = self.config.algorithm
+        schedule = self.schedule if self.why_no_changes else self.views(peer)
+        return NodeContext(
+            peer=peer,
+            schedule=schedule,
+            layout=layout,
+            draw_source=PhiloxSource(self.config.run.seed, peer),
+            compressor=self.compressor,
+            averaging_rate=self.averaging_rate,
+            whole_below=options.whole_below,
+            packed=self.config.compressor.coding == "packed",
+            push_weight_guard=options.push_weight_guard,
+            drift_gain=partial(drift_gain, self.config, schedule, self.averaging_rate)
+            if corrects_drift(self.config)
+            else None,
+            rounds=self.config.run.rounds,
+            seed=self.config.run.seed,
+            modulo=ModuloOptions(
+                theta=(self.first_theta,),
+                theta_mode=options.theta,
+                verified=options.theta == "verified",
+                step_size_decay=self._step_size_decay if options.theta == "theorem" else (1.0,),
+                bits_between=self._bits_between,
+            ),
+            final=FinalRounds(count=final_rounds(self.config, self.schedule)),
+            low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits),
+            robust=robust_mixing(self.config),
+            momentum=partial(make_momentum, self.config.training) if self._momentum_of_mean else NoMomentum,
+            server=ServerOptions(peer=options.server, model_bits=options.model_bits, model_range=options.model_range),
+            shared_copies=self.shared_copies,
+        )
+
+    @cached_property
+    def _step_size_decay(self) -> tuple[float, ...]:
+        """C_α of Theorem 2, round by round."""
+        rounds = self.config.run.rounds
+        rates = learning_rates(self.config.training, rounds)
+        return step_size_decay(rates.rate(t) for t in range(rounds))
+
+    @property
+    def _bits_between(self) -> tuple[int, int] | None:
+        """The fewest and the most bits that a peer's modulo codes may have."""
+        least, most = self.variants[-1], self.variants[0]
+        return (least.bits, most.bits) if isinstance(least, Modulo) and isinstance(most, Modulo) else None
+
+    def participant(
+        self,
+        peer: int,
+        local_steps: LocalSteps,
+        layout: Layout,
+        x0: npt.NDArray[np.float32],
+        *,
+        check_newcomer: Callable[[int, Newcomer], None] = lambda peer, newcomer: None,
+        statements: Statements | None = None,
+        name_of: Callable[[int], str] = "peer {}".format,
+        may_rejoin_now: Callable[[], bool] = lambda: True,
+        word_suffices: Callable[[], bool] = lambda: False,
+        observe: Callable[[str, int, int, bytes], None] | None = None,
+        decode: Decode = decode_from,
+        cpu_clock: Callable[[], float] | None = None,
+    ) -> Participant:
+        """Return one peer, ready for round 0."""
+        algorithm = gossip.build(self.config.algorithm.name, self.node(peer, layout), x0)
+        return Participant(
+            peer=peer,
+            algorithm=algorithm,
+            local_steps=local_steps,
+            layout=layout,
+            max_lead=self.max_lead,
+            late=self.late_policy,
+            budget=self.budget(peer, layout),
+            variants=self.variants,
+            membership_rules=MembershipRules(
+                why_no_changes=self.why_no_changes,
+                check_members=self.check_members,
+                num_listed=self.num_peers,
+                check_newcomer=check_newcomer,
+                statements=statements,
+                by_majority=self.config.rounds.lost_after_s is not None,
+                name_of=name_of,
+                why_no_rejoin=why_no_rejoin(self.config),
+                may_rejoin_now=may_rejoin_now,
+                word_suffices=word_suffices,
+            ),
+            last_codes=self._last_codes(algorithm),
+            observe=observe,
+            decode=decode,
+            **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
+        )
+
+    def _last_codes(self, algorithm: Algorithm) -> LastCodes | None:
+        """Return what modulo codes are coded against, where the configuration lets them be: hashes have to tell when
+        the two ends hold different codes."""
+        config = self.config
+        if not (algorithm.spec.modulo and config.compressor.against_last and config.algorithm.theta == "verified"):
+            return None
+        # A budget chooses bits by the clock and a GPU rounds as it likes: repeated after a power cut, they give others.
+        repeatable = config.compressor.budget_kbytes_per_s is None and config.peer.device == "cpu"
+        return LastCodes(algorithm.node.layout, algorithm.x.dtype, tells_changes=repeatable)
+
+    def pair_node(self, peer: int, layout: Layout, x0: npt.NDArray[np.float32]) -> PairNode:
+        """Return one peer's side of the configured asynchronous algorithm."""
+        return gossip.build_pair_node(self.config.algorithm.name, self.node(peer, layout), x0)
+
+    def pair_participant(
+        self,
+        peer: int,
+        local_steps: LocalSteps,
+        layout: Layout,
+        x0: npt.NDArray[np.float32],
+        *,
+        cpu_clock: Callable[[], float] | None = None,
+    ) -> PairParticipant:
+        """Return one peer of an asynchronous run, ready for its first step. Raises ConfigError for a momentum that
+        follows rounds."""
+        if local_steps.needs_displacement:
+            raise ConfigError(
+                f"quasi-global momentum needs rounds, but {self.config.algorithm.name} has none",
+                key="training.momentum",
+                value=self.config.training.momentum,
+                valid="none, heavy-ball, nesterov, adam",
+            )
+        return PairParticipant(
+            algorithm=self.pair_node(peer, layout, x0),
+            local_steps=local_steps,
+            **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
+        )
+
+
+def settle_precision(config: Config, base: Path, num_peers: int) -> tuple[Config, PrecisionChoice | None]:
+    """Return a configuration with the precision in which all peers of this process train: where it is "fastest", the
+    one that steps of peer 0 say, with their times. Raises SottoError."""
+    if config.training.precision != FASTEST:
+        return config, None
+    # Steps are measured with as many threads as they will have.
+    use_one_thread()
+    choice = RunSetup.open(config, base, num_peers).fastest_precision(0)
+    training = config.training.model_copy(update={"precision": choice.precision})
+    return config.model_copy(update={"training": training}), choice
+
+
+def refuse_untold_privacy(config: Config) -> None:
+    """Raise ConfigError for options with which a peer that is private tells of its samples otherwise."""
+    if not config.privacy.is_on:
+        return
+    if config.data.holdout_fraction > 0:
+        raise ConfigError(
+            "lets others see how accurate models are on samples of this device, which [privacy] does not account for",
+            key="data.holdout_fraction",
+            value=config.data.holdout_fraction,
+            valid="0",
+        )
+    if config.guard.action == "rollback":
+        raise ConfigError(
+            "lets rounds be done again, which [privacy] would not count",
+            key="guard.action",
+            value="rollback",
+            valid="stop",
+        )
+    if algorithm_spec(config).asynchronous:
+        raise ConfigError(
+            "has no rounds, by which [privacy] counts local steps",
+            key="algorithm.name",
+            value=config.algorithm.name,
+            valid="an algorithm with rounds",
+        )
+
+
+def simulated_secret(seed: int, peer: int) -> bytes:
+    """Return the stand-in for the secret of a simulated peer: everybody can compute it."""
+    return hashlib.blake2b(f"{seed} {peer}".encode(), digest_size=SECRET_BYTES, person=b"sotto simulated").digest()
+
+
+def deal(config: Config, data: Data, num_peers: int) -> Manifest | OwnSamples:
+    """Return which samples each peer trains on and keeps as hold-out; where data is each device's own, this peer."""
+    options = config.data
+    if options.partition == "own":
+        fraction = options.holdout_fraction
+        return own_samples(data.labels.numpy(), config.peer.index, seed=config.run.seed, holdout_fraction=fraction)
+    return partition(
+        data.labels.numpy(),
+        num_peers,
+        options.partition,
+        seed=config.run.seed,
+        skew=options.skew,
+        alpha=options.alpha,
+        labels_per_peer=options.labels_per_peer,
+        holdout_fraction=options.holdout_fraction,
+    )

@@ -1,0 +1,212 @@
+"""What a run came to: from the metrics of its peers to the one table at the end."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from peer import __version__, native
+from peer.compress.layout import Layout
+from peer.compress.payload import FloatArray
+from peer.config.options import Config
+from peer.config.precision_choice import FASTEST, PrecisionChoice
+from peer.gossip.error_feedback import final_rounds_for
+from peer.records import ACCURACY
+from peer.run.plan import describe_messages
+from peer.run.setup import RunSetup
+from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary, measured
+from peer.train.baseline import single_process
+from peer.train.evaluation import Evaluation
+from peer.train.own_task import criteria_of
+from peer.train.partition import OwnSamples
+from peer.train.precision import precision_of
+
+
+def describe_run(config: Config, setup: RunSetup, layout: Layout, *, command: str = "") -> Summary:
+    """Return a summary with what is known before the first round; `command` started the run."""
+    names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(setup.num_peers)]
+    return Summary(
+        name=config.run.name,
+        algorithm=config.algorithm.name,
+        compressor=describe_messages(config),
+        graph=setup.schedule.name,
+        precision=FASTEST if config.training.precision == FASTEST else precision_of(setup.task, setup.training),
+        num_peers=setup.num_peers,
+        rounds=config.run.rounds,
+        seed=config.run.seed,
+        parameters=layout.size,
+        seconds=0.0,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        commands=[command] if command else [],
+        peer_names=names,
+        criteria={criterion.name: criterion.better for criterion in criteria_of(setup.task)},
+        version=__version__,
+        machine=machine_facts(),
+    )
+
+
+def note_precisions(summary: Summary, choices: Mapping[str, PrecisionChoice]) -> None:
+    """Fill in what devices chose, by the names of their peers, where each of them chooses."""
+    summary.chosen_precisions = {name: choice.document() for name, choice in choices.items()}
+    chosen = {choice.precision for choice in choices.values()}
+    summary.precision = chosen.pop() if len(chosen) == 1 else FASTEST
+
+
+def evaluation_record(peer: int, done: int, split: str, found: Evaluation) -> EvaluationRecord:
+    """Return the record of an evaluation after `done` rounds."""
+    return EvaluationRecord(
+        peer=peer,
+        round=done,
+        split=split,
+        correct=tuple(int(n) for n in found.correct),
+        total=tuple(int(n) for n in found.total),
+        loss=found.loss,
+        metrics=dict(found.metrics),
+    )
+
+
+def average(states: Sequence[tuple[FloatArray, float]]) -> FloatArray:
+    """Return the averaged model Σ x_i / Σ u_i of numerators and push-sum weights, in the precision of the first."""
+    total = np.zeros(states[0][0].shape, dtype=np.float64)
+    for x, _ in states:
+        total += x
+    return (total / sum(u for _, u in states)).astype(states[0][0].dtype)
+
+
+def consensus(done: int, models: Sequence[FloatArray]) -> ConsensusRecord:
+    """Return the consensus distance (1/n) Σ ‖z_i − z̄‖₂ of the models after `done` rounds."""
+    mean = np.zeros(models[0].shape, dtype=np.float64)
+    for z in models:
+        mean += z
+    mean /= len(models)
+    distance = sum(float(np.linalg.norm(z - mean)) for z in models) / len(models)
+    return ConsensusRecord(round=done, consensus_distance=distance, model_norm=float(np.linalg.norm(mean)))
+
+
+def finish_summary(
+    summary: Summary, stores: Sequence[MetricsStore], config: Config, setup: RunSetup, *, baseline: bool
+) -> None:
+    """Fill in what the metrics say, and the figures of one process trained on all data if wanted."""
+    sum_up(summary, stores)
+    own = isinstance(setup.manifest, OwnSamples)
+    budgets = [setup.budget_of_privacy(peer) for peer in ([config.peer.index] if own else range(setup.num_peers))]
+    spent = [budget.spent(summary.completed_rounds) for budget in budgets if budget is not None]
+    summary.epsilon = max(spent, default=None)
+    distances = [record for store in stores for record in store.consensus()]
+    if distances:
+        last = max(distances, key=lambda record: record.round)
+        summary.consensus_distance = last.consensus_distance
+        contraction = 1.0 - setup.schedule.spectral_gap
+        if last.model_norm > 0.0 and 0.0 <= contraction < 1.0:
+            summary.rounds_to_consensus = final_rounds_for(last.consensus_distance, contraction, 1e-3 * last.model_norm)
+    if baseline:
+        compare_with_single_process(summary, config, setup)
+
+
+def sum_up(summary: Summary, stores: Sequence[MetricsStore]) -> None:
+    """Fill in what the metrics say. Where `summary.members` names somebody, the accuracies are theirs alone."""
+    files = [(store.rounds(), store.evaluations()) for store in stores]
+    rounds = [record for rows, _ in files for record in rows]
+    evaluations = [record for record in measured(files) if record.split == "test"]
+    links = [record for store in stores for record in store.links()]
+    summary.payload_bytes = sum(record.payload_bytes for record in rounds)
+    summary.frame_bytes = sum(record.frame_bytes for record in rounds)
+    summary.protobuf_bytes = sum(link.protobuf_bytes for link in links)
+    sockets = [link.socket_bytes for link in links]
+    packets = [link.packet_bytes for link in links]
+    summary.socket_bytes = None if not links or None in sockets else sum(size or 0 for size in sockets)
+    summary.packet_bytes = None if not links or None in packets else sum(size or 0 for size in packets)
+    values = sum(record.values for record in rounds)
+    summary.full_precision_payload_bytes = 4 * values
+    summary.bits_per_parameter = 8 * summary.payload_bytes / max(1, values)
+    sampled = [record for record in rounds if record.entropy_bits]
+    if sampled:
+        bits, described = sum(r.entropy_bits for r in sampled), sum(r.values for r in sampled)
+        summary.entropy_bits_per_parameter = bits / described
+    last_of_peer = {record.peer: record for record in rounds}
+    summary.repairs = sum(record.repairs for record in last_of_peer.values())
+    summary.exchanges = sum(record.exchanges for record in rounds) // 2
+    stale = [record.staleness for record in rounds if record.staleness is not None]
+    if stale:
+        summary.staleness, summary.most_staleness = sum(stale) / len(stale), max(stale)
+    summary.reconnects = sum(link.reconnects for link in links)
+    summary.completed_rounds = max((record.round + 1 for record in last_of_peer.values()), default=0)
+    summary.training_seconds = max((record.time_s for record in last_of_peer.values()), default=0.0)
+    summary.seconds_per_round = summary.training_seconds / max(1, summary.completed_rounds)
+    newest = {record.peer: record for record in sorted(evaluations, key=lambda record: record.round)}
+    own = [newest[peer] for peer in sorted(newest) if peer >= 0 and peer in (summary.members or newest)]
+    kept = {record.peer: record for record in measured(files) if record.split == "holdout"}
+    holdouts = [kept[peer] for peer in sorted(kept)]
+    has_accuracy = ACCURACY.name in summary.criteria
+    if has_accuracy:
+        summary.peer_accuracy = [record.accuracy for record in own]
+        summary.holdout_accuracy = [record.accuracy for record in holdouts]
+    summary.peer_metrics, summary.holdout_metrics = _by_metric(own), _by_metric(holdouts)
+    if -1 in newest:
+        summary.averaged_accuracy = newest[-1].accuracy if has_accuracy else None
+        summary.averaged_metrics = dict(newest[-1].metrics)
+    compared = [(figure, record) for record in own if (figure := record.figure(summary.criterion)) is not None]
+    if compared and has_accuracy:
+        _, worst = min(compared, key=lambda each: summary.criterion.rank(each[0]))
+        summary.class_accuracy = [c / n if n else 0.0 for c, n in zip(worst.correct, worst.total, strict=True)]
+
+
+def compare_with_single_process(summary: Summary, config: Config, setup: RunSetup) -> None:
+    """Fill in the figures of one process that trains on all data."""
+    found = train_single_process(config, setup)
+    summary.single_process_accuracy = found.accuracy if ACCURACY.name in summary.criteria else None
+    summary.single_process_metrics = dict(found.metrics)
+
+
+def train_single_process(config: Config, setup: RunSetup) -> Evaluation:
+    """Return how a model does that one process trains on all data with the same schedule.
+
+    Its batch is that of all peers together, so that it sees as many samples as the whole run; it computes in full
+    precision, so that the comparison shows what bfloat16 or 8 bits cost as well.
+    """
+    baseline = single_process(
+        setup.task,
+        config.training.model_copy(update={"precision": "float32"}),
+        rounds=config.run.rounds,
+        seed=config.run.seed,
+        batch_size=config.training.batch_size * setup.num_peers,
+        device=config.peer.device,
+        base=setup.base,
+    )
+    return baseline.evaluation
+
+
+def _by_metric(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
+    """Return the figures of the peers by metric, of those that all of them have."""
+    names = records[0].metrics if records else ()
+    known = [name for name in names if all(name in record.metrics for record in records)]
+    return {name: [record.metrics[name] for record in records] for name in known}
+
+
+def machine_facts() -> dict[str, str]:
+    """Return what bit identity depends on: processor, Python, numpy and torch version."""
+    return {
+        "processor": processor_name(),
+        "kernels": native.tier(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "sottovoce": __version__,
+    }
+
+
+def processor_name() -> str:
+    """Return what the system calls this processor."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # Not Linux: the platform module knows a shorter name.
+    return platform.processor() or platform.machine()

@@ -1,0 +1,88 @@
+"""The model that a run starts from, as digests of its tensors: what two peers compare before they train together.
+
+Parameters, trained and frozen, have to be the same on all peers: the mean of adapters over different bases means
+nothing. Buffers are each device's own, so that those which differ are only named. Pure: knows no tensors. What a
+neighbour tells takes at most 16 kB, and no text of it gets into a sentence: names are this peer's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from peer.wire.data_meaning import cut, per_entry
+
+DIGEST_BYTES = 32
+ENTRY_BYTES = 8
+"""Half of them stand for name, type and shape of a tensor, the other half for its values."""
+OTHER_BUFFERS = "the model of %s starts with other buffers (%s); each device keeps its own, only parameters are mixed"
+_NAMED = 3
+
+Entry = tuple[str, bytes, bytes]
+"""A tensor's name, and digests of its form and of its values."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Short digests of some tensors, in the model's order."""
+
+    entries: bytes = b""
+    names: tuple[str, ...] = ()
+    """Of each entry: the tensor, or the first of several; not told."""
+
+    @classmethod
+    def of(cls, tensors: Sequence[Entry]) -> Tensors:
+        """Return the digests of tensors."""
+        each = per_entry(len(tensors))
+        runs = [tensors[start : start + each] for start in range(0, len(tensors), each)]
+        halves = ((_short(form for _, form, _ in run), _short(values for *_, values in run)) for run in runs)
+        names = (run[0][0] if each == 1 else f"{run[0][0]} to {run[-1][0]}" for run in runs)
+        return cls(b"".join(form + values for form, values in halves), tuple(names))
+
+    def differences(self, told: bytes) -> str | None:
+        """Say where what a neighbour told of its tensors differs from these; None where it does not."""
+        ours, theirs = (cut(entries, ENTRY_BYTES) for entries in (self.entries, told))
+        half = ENTRY_BYTES // 2
+        for name, mine, other in zip(self.names, ours, theirs, strict=False):
+            if mine[:half] != other[:half]:
+                return f"{name} has another name, type or shape there"
+        if len(ours) != len(theirs):
+            return f"there are {'more' if len(ours) < len(theirs) else 'fewer'} of them there"
+        apart = [name for name, mine, other in zip(self.names, ours, theirs, strict=False) if mine != other]
+        if not apart:
+            return None
+        more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
+        return f"{', '.join(apart[:_NAMED])}{more} {'has' if len(apart) == 1 else 'have'} other values there"
+
+
+@dataclass(frozen=True)
+class StartModel:
+    """What a peer tells of the model that it starts from."""
+
+    whole: str
+    """Hex SHA-256 over all parameters and buffers, which releases before 0.3 compare."""
+    digest: bytes = b""
+    """SHA-256 over all parameters, trained and frozen; empty where it is not known."""
+    parameters: Tensors = Tensors()
+    buffers: Tensors = Tensors()
+    made_of: str = "the task's code and the file training.warm_start"
+    """What decides about it, for a sentence; not told."""
+
+    @classmethod
+    def of(cls, whole: str, parameters: Sequence[Entry], buffers: Sequence[Entry]) -> StartModel:
+        """Return what is told of a model with these tensors."""
+        digest = hashlib.sha256(b"".join(form + values for _, form, values in parameters)).digest()
+        return cls(whole, digest, Tensors.of(parameters), Tensors.of(buffers))
+
+    def difference(self, digest: bytes, parameters: bytes) -> str | None:
+        """Say where a neighbour's parameters differ from these; None where they are the same. Only the whole digest
+        decides: entries are short, and may be anything."""
+        if digest == self.digest:
+            return None
+        return self.parameters.differences(parameters) or "it says not where"
+
+
+def _short(digests: Iterable[bytes]) -> bytes:
+    whole = hashlib.sha256(b"".join(digests))
+    return whole.digest()[: ENTRY_BYTES // 2]

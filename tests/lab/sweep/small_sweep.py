@@ -1,0 +1,61 @@
+"""A sweep of 24 cells, each of a fraction of a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from peer.lab.study.description import read_description
+from peer.lab.sweep.folder import SweepFolder
+from peer.lab.sweep.plan import Sweep
+from peer.ops.executors import ALL, Computing, Shard
+
+SMALL = """
+name = "small"
+peers = 4
+seeds = [0, 1, 2]
+job = [
+    "training.task=clusters", "training.task_options.samples=80", "training.batch_size=5", "run.rounds=4",
+    "evaluation.every_rounds=0",
+]
+
+[[contenders]]
+name = "exact"
+options = ["algorithm.name=sgp", "compressor.kind=none"]
+
+[[contenders]]
+name = "replicas"
+options = ["algorithm.name=quant-sgp"]
+
+[axes]
+"graph.kind" = ["ring", "complete"]
+"training.learning_rate" = [0.05, 0.1]
+"""
+
+
+def read(folder: Path, text: str = SMALL) -> Sweep:
+    """Write a sweep into a folder and read it."""
+    file = folder / "sweep.toml"
+    file.write_text(text)
+    return read_description(Sweep, file)
+
+
+def results(folder: SweepFolder) -> list[dict[str, Any]]:
+    """Return what is the same wherever cells are computed."""
+    return [row.result for _, row in folder.grid.rows()]
+
+
+def run_with_an_interruption(sweep: Sweep, folder: Path, computing: Computing, shard: Shard = ALL) -> SweepFolder:
+    """Stop a sweep when a quarter of its cells are there, and resume it from its folder."""
+    said: list[str] = []
+    first = SweepFolder(sweep, folder)
+    total = len(first.grid.missing(shard))
+    assert first.run(computing, shard, say=said.append, is_over=lambda: len(said) >= total // 4) == 0
+    left = len(SweepFolder(sweep, folder).grid.missing(shard))
+    assert 0 < left <= total - total // 4
+    again: list[str] = []
+    resumed = SweepFolder(sweep, folder)
+    assert resumed.run(computing, shard, say=again.append) == 0
+    assert len(again) == left
+    assert resumed.grid.missing(shard) == []
+    return resumed
