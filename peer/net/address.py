@@ -12,9 +12,9 @@ from typing import NamedTuple
 from peer.errors import ConfigError, remedy
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
-"""Of a host, or of a peer."""
+"""A host name or peer name."""
 _MAX_LABEL, _MAX_HOST = 63, 253
-"""Of DNS: characters between two dots, and in all."""
+"""Limits of DNS in characters: one label, and the whole name."""
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 RESERVED_NAMES = frozenset({"operator"})
 """Names that no peer is given, in lower case."""
@@ -58,7 +58,7 @@ def dialled_address(address: str, *, key: str) -> tuple[str, int]:
 
 
 def why_never_dialled(host: str) -> str | None:
-    """Return why nobody can dial a host, in whatever network; None if somebody may."""
+    """Return why nobody can dial a host, in any network; None if somebody may."""
     if "%" in host:
         return "has a scope, which means something else on each device"
     try:
@@ -66,7 +66,7 @@ def why_never_dialled(host: str) -> str | None:
     except ValueError:
         if not re.fullmatch(r"[\w.-]+", host):
             return "is neither a host name nor an IP address"
-        # What reads such a text as a number dials somewhere.
+        # A reader that takes such a text for a number dials somewhere.
         return "is no IPv4 address, which has four numbers up to 255" if re.fullmatch(r"[0-9.]+", host) else None
     address = _unmapped(address)
     if address.is_unspecified:

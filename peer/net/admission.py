@@ -1,8 +1,8 @@
-"""Who may do what at this peer: open a stream as a neighbour, wait or call at its relay, ask it by a control call.
+"""Authorisation at this peer: to open a stream as a neighbour, to wait or call at its relay, to make a control call.
 
 Each mode of security answers in its own way. With certificates, everybody has a name and a role, and a certificate can
 be revoked. A token says only that its holder belongs to the run. In insecure mode everybody may say that they are
-anybody, and only this machine may control the peer. Whoever is turned away gets the sentence of a SecurityError.
+anybody, and only this machine may control the peer. A caller that is turned away gets the sentence of a SecurityError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from peer.net.security.credentials import Access, Credentials, TokenAccess
 
 CONTROL_VERBS = ("status", "stop", "snapshot", "reload", "leave", "remove", "metrics", "revoke", "probe")
 _OPEN_VERBS = ("status", "revoke", "probe")
-"""What every peer of the run may ask."""
+"""Calls that every peer of the run may make."""
 
 _NO_TOKEN = "the caller does not show this run's token; security.mode and the token must be the same on every peer"
 
@@ -60,7 +60,7 @@ class Admission:
             self._access.revoked.check(identity.serial, identity.name)
 
     def account(self, caller: Caller) -> str:
-        """Return what stands for a caller where streams are counted: its name, or its IP address without names."""
+        """Return the key under which a caller's streams are counted: its name, or its IP address without names."""
         identity = self.identity(caller)
         if identity is not None:
             return identity.name

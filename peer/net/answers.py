@@ -1,8 +1,8 @@
-"""What a peer may answer to a control call: the shape of every answer, held against it before anything reads it.
+"""The schema of every answer to a control call, checked before anything reads the answer.
 
-Whoever answers is authenticated, and no more than that. An answer that has the shape of its call is plain JSON values
-with the fields below; what else it holds is left out, so that no peer can say what only a command may say of it.
-A later release may add fields, which this one does not see. Whether what is said is true is for the reader to judge.
+The peer that answers is authenticated, but not trusted. A valid answer is plain JSON values with the fields below.
+Other fields are dropped, so that no peer can set one that only a command may set. They may also come from a later
+release. The reader judges whether an answer is true.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peer.foreign_values import first_of, parse_json
 from peer.records import Better
 
 MOST_CHARACTERS = 2048
-"""Of any text. Sentences are shorter; so is the address of a relayed caller."""
+"""The longest text. Sentences are shorter; so is the address of a relayed caller."""
 _MOST_NAMES = 8192
 """Peers that an answer can name: more than a run can have."""
 _MOST_NEWCOMERS = 1024
@@ -25,11 +25,11 @@ _MOST_PROOF = 2 << 20
 Count: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 53)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0.0, lt=1e12)]
 Number: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 31)]
-"""Of a peer."""
+"""A peer's number."""
 LongText: TypeAlias = Annotated[str, Field(max_length=1 << 20)]
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=64)]
 Cell: TypeAlias = bool | Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | float | LongText | None
-"""What SQLite holds."""
+"""A value of SQLite."""
 Digits: TypeAlias = Annotated[str, Field(max_length=_MOST_PROOF, pattern=r"^([0-9a-f]{2})*$")]
 """Bytes, hexadecimal."""
 
@@ -52,7 +52,7 @@ class NewcomerSaid(Answer):
 
 
 class PeerSaid(Answer):
-    """What a peer knows of another one."""
+    """One peer's view of another."""
 
     state: str
     problem: str | None = None
@@ -96,7 +96,7 @@ class Claimed(Answer):
 
 
 class Diverged(Answer):
-    """What others say of a peer that ended."""
+    """A divergence that other peers report."""
 
     name: Name
     round: Count
@@ -105,7 +105,7 @@ class Diverged(Answer):
 
 
 class Privacy(Answer):
-    """What private local steps have spent."""
+    """The privacy budget spent by private local steps."""
 
     epsilon: float
     delta: float
@@ -227,7 +227,7 @@ class Status(Answer):
     admissions: Admissions | None = None
     seconds: Seconds
     limits: LimitsSaid = Field(default_factory=LimitsSaid)
-    # Of peers with rounds.
+    # For peers with rounds.
     budget_kbytes_per_s: float | None = None
     fraction: float | None = None
     bits: float | None = None
@@ -242,7 +242,7 @@ class Status(Answer):
     set_back: str | None = None
     suspects: list[Suspect] = Field(default_factory=list)
     waiting_for: Names = Field(default_factory=list)
-    # Of peers without.
+    # For peers without rounds.
     exchanges: Count = 0
     staleness: float | None = None
     most_staleness: float | None = None
@@ -272,7 +272,7 @@ class SnapshotTaken(Answer):
 
 
 class Reloaded(Answer):
-    """What came of a list of peers that was read again."""
+    """The result of reading the list of peers again."""
 
     added: Names
     removed: Annotated[dict[Name, Count], Field(max_length=_MOST_NAMES)] = Field(default_factory=dict)
@@ -297,7 +297,7 @@ class Page(Answer):
 
 
 class Revoked(Answer):
-    """What came of a list of revoked certificates."""
+    """The result of taking a list of revoked certificates."""
 
     number: Count
     revoked: Count
@@ -305,7 +305,7 @@ class Revoked(Answer):
 
 
 class Probed(Answer):
-    """How a peer sees the one that asks."""
+    """A peer's view of the caller."""
 
     name: Name
     software: str
@@ -333,9 +333,9 @@ ANSWERS: dict[str, type[Answer]] = {
     "revoke": Revoked,
     "probe": Probed,
 }
-"""Control call → what is answered to it."""
+"""Control call → schema of its answer."""
 EXAMINED = {"state": "being examined by sotto doctor"}
-"""What is answered in the place of a peer that does not run."""
+"""The answer in place of a peer that is not running."""
 
 
 def read_answer(verb: str, text: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Cutter:
 
     def __init__(self, *, chunk_bytes: int, credit_bytes: int) -> None:
         self.credit_bytes = credit_bytes
-        """What the receiver still takes."""
+        """Bytes that the receiver still accepts."""
         self._chunk_bytes = chunk_bytes
         self._crumb_bytes = min(CRUMB_BYTES, credit_bytes // 4)
         self._queue: deque[tuple[int, bytes]] = deque()

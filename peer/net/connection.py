@@ -113,7 +113,7 @@ class Connection:
         self._wake.set()
 
     def counters(self) -> LinkCounters:
-        """Return what went over this connection so far."""
+        """Return the traffic of this connection so far."""
         self._meter.update(self._counters)
         return self._counters
 
@@ -155,7 +155,7 @@ class Connection:
             self.detach(self._reason)
             if not reader.done():
                 # gRPC loses the last message of a stream that is cancelled, or that ends while the other end writes.
-                # So what they still send is read and dropped, until they heard the farewell and end the stream.
+                # Their remaining input is therefore read and dropped until they heard the farewell and end the stream.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(FAREWELL_S):
                         await self._stream.done_writing()
@@ -193,7 +193,7 @@ class Connection:
             self._lost(error)
 
     def _act_on(self, received: Received) -> bool:
-        """Hand on what an envelope says; return whether more may follow. Raises RemoteError."""
+        """Hand on the contents of an envelope; return whether more may follow. Raises RemoteError."""
         peer, handler = self.neighbor.index, self._handler
         for seq, frame in received.frames:
             self._counters.frames_received += 1

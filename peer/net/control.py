@@ -1,4 +1,4 @@
-"""Control calls: what an operator, or another peer of the run, may ask of a running peer.
+"""Control calls: the requests of an operator, or of another peer of the run, to a running peer.
 
 `revoke` and `probe` concern the transport and are answered here, the other verbs by its user (`Handler.control`).
 Arguments and results are JSON objects (`proto/sottovoce/v1/control.proto`).

@@ -1,4 +1,4 @@
-"""What went over the link to a neighbour."""
+"""Traffic counters of the link to a neighbour."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 @dataclass
 class LinkCounters:
-    """What went over the link to one neighbour, over all its connections so far."""
+    """Traffic over the link to one neighbour, over all its connections so far."""
 
     frames_sent: int = 0
     """Frames handed to gRPC whole, those sent again included."""
@@ -27,7 +27,7 @@ class LinkCounters:
     packet_bytes_received: int | None = None
     retransmitted_bytes: int | None = None
     connections: int = 0
-    """How many connections there were: reconnections are one fewer."""
+    """Connections so far: one more than reconnections."""
 
     @property
     def reconnects(self) -> int:

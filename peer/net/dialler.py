@@ -58,8 +58,8 @@ class Dialler:
         """Keep up the link to a neighbour until the transport closes or the neighbour is removed.
 
         One that is to dial this peer gets as long for that as an attempt takes, each time that there is no link. Then
-        this end dials, too: the address under which the neighbour knows it may be another one by now. Of two streams
-        that cross, both ends keep the same one (`Links.give_way`).
+        this end dials, too: the address under which the neighbour knows it may be another one by now. If two streams
+        cross, both ends keep the same one (`Links.give_way`).
         """
         loop = asyncio.get_running_loop()
         pause_s, waits = _BACKOFF_FIRST_S, not neighbor.dial
@@ -164,7 +164,7 @@ class Dialler:
         )
 
     async def _address_of(self, neighbor: Neighbor) -> str:
-        """Return what gRPC is to dial. Raises PeerUnreachable."""
+        """Return the target for gRPC to dial. Raises PeerUnreachable."""
         if neighbor.relay is not None:
             return await self._tunnels.address_of(neighbor.name, neighbor.relay)
         assert neighbor.address is not None

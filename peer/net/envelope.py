@@ -1,9 +1,9 @@
 """Envelopes to bytes and back, without copying large chunks through protobuf.
 
 The bytes are protobuf as `proto/sottovoce/v1/exchange.proto` defines it, and small envelopes simply go through the
-generated code. In large ones that would copy each megabyte four times more than needed: so there the data of a chunk
-is placed behind a prefix (serialised messages may be concatenated: they merge), and found again by walking over the
-fields that our own encoder writes. Whatever looks different is left to the generated code.
+generated code. In large ones that would copy each megabyte four times more than needed. There the data of a chunk is
+placed behind a prefix (serialised messages may be concatenated: they merge), and found again by walking over the fields
+that our own encoder writes. Envelopes of any other form are left to the generated code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the transport tells its user, and asks of it."""
+"""Callbacks of the transport to its user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_TOPIC = 64
 class Handler(Protocol):
     """The user of a transport. All calls come on the event loop and must not block.
 
-    Whatever a call raises, the neighbour that it is about is to blame: its connection is closed, with the sentence of a
+    An error raised by a call is blamed on the neighbour concerned: its connection is closed, with the sentence of a
     RemoteError, and dialled anew. Only StateError and DivergenceError end the transport.
     """
 

@@ -1,8 +1,8 @@
-"""The first envelope in each direction of a stream: what we say of ourselves, and what we make of what they say.
+"""The first envelope in each direction of a stream: writing our hello and judging the other end's.
 
 The dialler speaks first and draws a challenge. The listener compares the hello with its own and answers with its hello
 and the proof that it holds its certificate (`peer.net.security.proofs`), or with a refusal. The dialler compares too.
-Whatever a hello holds, the only errors raised here for it are RemoteErrors: its sender is to blame.
+Faults of a hello raise only RemoteErrors here: its sender is to blame.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from peer.net.security.proofs import CHALLENGE_BYTES, check_proof, prove
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 
 FAREWELL_S = 1.0
-"""How long to wait for a farewell to be sent, and for it to be heard."""
+"""Longest wait for a farewell to be sent, and for one to arrive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +48,17 @@ class OpenedStream:
     stream: Stream
     terms: Terms
     identity: Identity | None
-    """Of the other end's certificate; None without one."""
+    """From the other end's certificate; None without one."""
     dialled: bool
     """Whether this end opened it."""
     received: int
-    """What our hello said: the neighbour's frames up to this number are durable here."""
+    """The last of the neighbour's frames that are durable here, as our hello said."""
     socket: tcp_info.Connection | None
     """Under the stream; None where it is not known."""
 
 
 class Handshake:
-    """What this process says in its hellos, and its demands on those of others."""
+    """The contents of this process's hellos, and its demands on those of others."""
 
     def __init__(
         self,

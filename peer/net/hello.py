@@ -23,12 +23,12 @@ MIN_WINDOW_BYTES = 4096
 MIN_CHUNK_BYTES = 1024
 MAX_HEARTBEAT_MS = 3_600_000
 MAX_FRAMES = 1 << 53
-"""More than any run sends over a link. How many a link has sent is compared where that is known."""
+"""More frames than any run sends over a link. Where the number sent is known, the claim is compared with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HelloInfo:
-    """What this peer tells its neighbours of itself and its run."""
+    """This peer's description of itself and its run for its neighbours."""
 
     run: str
     algorithm: str
@@ -43,7 +43,7 @@ class HelloInfo:
     """Name of this peer in the list of peers."""
     software: str = "sottovoce"
     meanings: tuple[Meaning, ...] = ()
-    """What the numbers in this device's data stand for, by kind."""
+    """The meaning of the numbers in this device's data, by kind."""
     shared_sections: tuple[str, ...] = ()
     """The names of those sections; not sent."""
     max_frame_bytes: int | None = None
@@ -52,13 +52,13 @@ class HelloInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What two peers agreed on for one connection."""
+    """The terms that two peers agreed on for one connection."""
 
     protocol: int
     received: int
     """The neighbour durably has our frames up to this number."""
     nonce: int
-    """Of the neighbour's process."""
+    """Drawn by the neighbour's process."""
     credit_bytes: int
     chunk_bytes: int
     """The largest sum of chunk data that the neighbour accepts in an envelope."""
@@ -66,32 +66,32 @@ class Terms:
     """The longest pause between two envelopes of the neighbour."""
     seen_as: str
     software: str
-    """What the neighbour says that it runs."""
+    """Release that the neighbour claims to run."""
     other_buffers: str | None = None
-    """Where its buffers differ from ours."""
+    """Differences of its buffers from ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToldProgress:
-    """What a hello says of how far its two ends are, as it was signed; empty where it says nothing."""
+    """Signed statements in a hello about the progress of both ends; empty where it holds none."""
 
     own: bytes = b""
-    """What its sender signed last of itself."""
+    """The sender's latest statement about itself."""
     shown: bytes = b""
-    """What its sender has of the receiver."""
+    """The receiver's latest statement known to the sender."""
     admission: bytes = b""
-    """What its sender signs that was set back."""
+    """The sender's signed admission that it was set back."""
 
 
 class Progress(Protocol):
-    """Says how far this peer is, and judges what neighbours say (`peer.node.progress`)."""
+    """Reports the progress of this peer, and judges that of its neighbours (`peer.node.progress`)."""
 
     def told_to(self, peer: int) -> ToldProgress:
-        """Return what the hello to a neighbour says."""
+        """Return the statements for the hello to a neighbour."""
         ...
 
     def judge(self, peer: int, told: ToldProgress) -> None:
-        """Take note of what a neighbour's hello says. Raises StateBehind where one of the two peers was set back, and
+        """Take the statements of a neighbour's hello. Raises StateBehind where one of the two peers was set back, and
         RemoteProtocolError for what is not signed as it has to be."""
         ...
 
@@ -108,7 +108,7 @@ class NoProgress:
 
 
 def read_progress(theirs: pb.Hello) -> ToldProgress:
-    """Return what a hello says of how far its two ends are."""
+    """Return the statements of a hello about the progress of both ends."""
     return ToldProgress(own=theirs.progress, shown=theirs.shown, admission=theirs.admission)
 
 

@@ -22,7 +22,7 @@ _SMALL_MESSAGES = {"rate": 500.0, "burst": 1000.0}
 """Units that one neighbour may spend, a second and at once. An envelope that bears no frame costs one, and so does a
 chunk of a frame outside the sequence or of one that came before; the other units are below."""
 _UNITS_PER_KBYTE = 1.0
-"""Of all that is in an envelope beside the data of chunks."""
+"""For all data in an envelope other than chunk data."""
 _UNITS_PER_NOTE = 1 / 8
 _UNITS_PER_CRUMB = 1 / 8
 """For each chunk beyond the two that an honest neighbour may begin or end a frame with in one envelope."""
@@ -30,10 +30,10 @@ _UNITS_PER_CRUMB = 1 / 8
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What this peer accepts on each connection."""
+    """The limits that this peer sets on each connection."""
 
     window_bytes: int
-    """Credit: what may be under way to this peer that it has not taken yet."""
+    """Credit: bytes that may be on their way to this peer, not taken yet."""
     chunk_bytes: int
     """Sum of chunk data in an envelope."""
     max_frame_bytes: int
@@ -49,7 +49,7 @@ class Farewell:
 
 
 class Received(NamedTuple):
-    """What one envelope says."""
+    """The contents of one envelope."""
 
     frames: list[tuple[int, bytes]]
     """Those that it completes, with their numbers, in order."""
@@ -83,7 +83,7 @@ class Inbox:
         self._held_bytes = 0
 
     def open(self, data: bytes, *, now: float) -> Received:
-        """Return what an envelope says. Raises RemoteProtocolError if it breaks the protocol."""
+        """Return the contents of an envelope. Raises RemoteProtocolError if it breaks the protocol."""
         envelope, pieces = decode(data)
         self._check_pace(envelope, pieces, len(data), now)
         if envelope.HasField("hello"):
@@ -121,7 +121,7 @@ class Inbox:
         return self._assembler.grant()
 
     def _check_pace(self, envelope: pb.Envelope, pieces: list[Piece], envelope_bytes: int, now: float) -> None:
-        """Raise RemoteProtocolError if what costs its sender nothing comes faster than anyone honest sends it."""
+        """Raise RemoteProtocolError if input without credit comes faster than any honest peer sends it."""
         data_bytes = fresh = incomplete = 0
         for piece in pieces:
             data_bytes += len(piece.data)
@@ -142,7 +142,7 @@ class Inbox:
 
 
 def new_pace(now: float) -> Allowance:
-    """Return what one neighbour may spend on all that is not frames."""
+    """Return one neighbour's allowance for everything but frames."""
     return Allowance(**_SMALL_MESSAGES, now=now)
 
 

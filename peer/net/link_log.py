@@ -1,4 +1,4 @@
-"""Lines in the log about neighbours. What one of them does decides how many there are, so each has a budget."""
+"""Log lines about neighbours. Each neighbour has a budget, since its conduct decides how many lines there are."""
 
 from __future__ import annotations
 

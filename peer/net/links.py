@@ -1,10 +1,10 @@
-"""Who is a neighbour, and which connection to each of them is in use.
+"""The neighbours, and the connection in use to each.
 
 At most one connection to a neighbour is in use, whichever end dialled it. This is where a new one takes over from an
 older one, where links go up and down, and where the counters of all connections to a neighbour are added up.
 
-It is also where blame falls (`Links.blame`): whatever is raised while input of a neighbour is handled, here or in the
-daemon, costs that neighbour its connection and never this process.
+Blame is also assigned here (`Links.blame`): an error raised while a neighbour's input is handled, here or in the
+daemon, costs that neighbour its connection and never ends this process.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _REMEMBERED_PROCESSES = 32
 _ANY_CALLER = -1
 """In place of the number of a neighbour."""
 _OWN_ERRORS = (StateError, DivergenceError)
-"""What this peer ends with, whoever it was listening to: its disk, and its own judgement of the run."""
+"""Errors of this peer itself, whichever neighbour it was serving: its disk, or its own judgement of the run."""
 
 
 @dataclass
 class _Link:
-    """What is kept of a neighbour over all its connections, also while it is no neighbour."""
+    """A neighbour's record over all its connections, kept also while it is no neighbour."""
 
     connection: Connection | None = None
     went_down: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,12 +58,12 @@ class _Link:
     replaced: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_PROCESSES))
     """Nonces of processes whose place a newer one took."""
     past: LinkCounters = field(default_factory=LinkCounters)
-    """Of connections that are no longer in use."""
+    """Totals of connections that are no longer in use."""
     highest_sent: int = 0
     pace: Allowance | None = None
-    """What the neighbour may still send beside frames; None before its first connection."""
+    """Allowance for the neighbour's traffic beside frames; None before its first connection."""
     other_buffers: str | None = None
-    """Where its buffers differed from ours last."""
+    """Latest known difference of its buffers from ours."""
 
 
 class Links:
@@ -86,7 +86,7 @@ class Links:
         self.refusals: dict[int, str] = {}
         """Neighbours whose hello does not match ours, with the sentence; until a link to them comes up."""
         self.problems: dict[int, str] = {}
-        """Neighbours without a link, with what stood in the way last."""
+        """Neighbours without a link, with the latest obstacle."""
         self.offences, self.log = Offences(), LinkLog()
         self._me, self._limits, self._heartbeat_s, self._relayed = me, limits, heartbeat_s, relayed
         self._handler, self._tasks = handler, tasks
@@ -157,10 +157,10 @@ class Links:
         """Return whether a new stream takes over; then the older connection, if any, is out of use.
 
         The newest wins: the other end would not open another one if it believed in the older one. There is one
-        exception. Where both ends dial each other at the same time, each would drop the stream that the other chose,
-        and so on for ever. So between streams of the same two processes that cross, the one dialled by the lower index
-        wins at both ends. Raises HandshakeRefused for a process whose place a newer one took: two processes that run
-        as the same peer would replace each other for ever, too.
+        exception. If both ends dial each other at the same time, each would drop the stream that the other chose, and
+        so on for ever. If streams of the same two processes cross, the one dialled by the lower index therefore wins at
+        both ends. Raises HandshakeRefused for a process whose place a newer one took: two processes that run as the
+        same peer would replace each other for ever, too.
         """
         link = self._links[neighbor.index]
         if terms.nonce in link.replaced:
@@ -225,7 +225,7 @@ class Links:
         link.highest_sent = max(link.highest_sent, seq)
 
     def counters(self, peer: int) -> LinkCounters:
-        """Return what went over the link to a neighbour so far."""
+        """Return the traffic of the link to a neighbour so far."""
         link = self._links.get(peer, _Link())
         return link.past.plus(LinkCounters() if link.connection is None else link.connection.counters())
 
@@ -304,5 +304,5 @@ class Links:
 
 
 def _cannot_be_handled(error: Exception) -> str:
-    """Return what the other end is told of an error that nobody expected: its text may name files of ours."""
+    """Return the other end's sentence about an unexpected error, whose own text may name files of ours."""
     return f"this peer cannot handle what it sent ({type(error).__name__})"

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 _MAX_GREETINGS = 64
 _MAX_GREETINGS_EACH = 4
 _HELLOS = {"rate": 2.0, "burst": 60.0}
-"""Of one neighbour, a second and at once: each costs a handshake."""
+"""Hellos of one neighbour, a second and at once: each costs a handshake."""
 _HELLOS_PER_OFFENCE = 10
 """An offence costs a neighbour as much: who breaks the protocol on each connection soon has one in five seconds."""
 _COMPLAINTS_PER_MINUTE = 20

@@ -28,7 +28,7 @@ class Liveness:
 
     @property
     def tick_s(self) -> float:
-        """How often to look."""
+        """Interval between checks."""
         return min(1.0, self._heartbeat_s / 4)
 
     def sent(self, now: float) -> None:

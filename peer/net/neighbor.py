@@ -1,4 +1,4 @@
-"""Whom a peer is connected to, and how it reaches them."""
+"""Neighbours and the routes to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class RelayAddress:
 
     name: str
     address: str
-    """Where it is dialled, "host:port"."""
+    """Address to dial, "host:port"."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Neighbor:
     index: int
     name: str
     address: str | None
-    """Where it can be dialled, "host:port"."""
+    """Address to dial, "host:port"."""
     dial: bool
     """Whether this end dials it, rather than wait for its call."""
     relay: RelayAddress | None = None
-    """Where this end dials it, if it has no address of its own."""
+    """Relay through which to dial it, if it has no address of its own."""
     calls: str | None = None
-    """Where it is to dial this peer; None where it is not, or nobody knows."""
+    """Address at which it is to dial this peer; None if it is not to, or if that is unknown."""
 
     @property
     def can_be_dialled(self) -> bool:
@@ -36,5 +36,5 @@ class Neighbor:
 
     @property
     def place(self) -> str:
-        """Where it is dialled, for people."""
+        """The address to dial, for people."""
         return f"relay {self.relay.name}" if self.relay is not None else str(self.address)

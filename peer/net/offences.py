@@ -1,6 +1,6 @@
-"""What neighbours sent that no honest peer sends: counted for each, and logged once for each kind.
+"""Input from neighbours that no honest peer sends: counted for each neighbour, logged once for each kind.
 
-Pure. What is kept is bounded however many sentences a neighbour provokes.
+Pure. Memory is bounded, however many different sentences a neighbour provokes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Record:
 
 
 class Offences:
-    """Of all neighbours of one peer, since its process began."""
+    """The offences of all neighbours of one peer since its process began."""
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}

@@ -1,6 +1,6 @@
-"""The sending side of one connection: what waits for a neighbour, and the next envelope of it.
+"""The sending side of one connection: the queue for a neighbour, and its next envelope.
 
-Pure: times are arguments, in seconds. Whatever is ready at the same time shares an envelope.
+Pure: times are arguments, in seconds. Items that are ready at the same time share an envelope.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Outbox:
         self._heartbeat = True
 
     def next_envelope(self, now: float) -> bytes | None:
-        """Return what is ready to be sent; None if nothing is."""
+        """Return the next envelope; None if nothing is ready."""
         chunks, credit = self._cutter.ready, self._inbox.credit_is_due
         notes = bool(self._notes or self._revocations)
         if not (chunks or credit or notes or self._heartbeat or self._receipts.wait_s(now) == 0):

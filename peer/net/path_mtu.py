@@ -1,4 +1,4 @@
-"""How large a packet may be on the way to another device, as far as the kernel has learned."""
+"""The largest packet on the way to another device, as far as the kernel has learned."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """When to tell a neighbour that its frames are durable here.
 
-Pure: times are arguments, in seconds. A receipt of its own costs an envelope and a packet. So receipts wait for
-company: for 8 frames, a quarter of the window, half a second without another frame, or anything else to send.
+Pure: times are arguments, in seconds. A receipt of its own costs an envelope and a packet. A receipt therefore waits
+for 8 frames, a quarter of the window, half a second without another frame, or anything else to send.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The relay carries the bytes of a connection between the two as they are: with mutual TLS they are encrypted from end to
 end, and both ends check each other's certificate as if they had dialled each other. It sees who talks to whom, and how
-much. What it carries is counted apart from its own traffic, and its rate is bounded. Connections are counted for each
-member, so that none can take the places of all others, and those over which nothing passes end. Either end of such a
-connection is in `peer.net.tunnels`, the protocol in `proto/sottovoce/v1/relay.proto`.
+much. Relayed traffic is counted apart from its own, and its rate is bounded. Connections are counted for each member,
+so that none can take the places of all others, and those over which nothing passes end. Either end of such a connection
+is in `peer.net.tunnels`, the protocol in `proto/sottovoce/v1/relay.proto`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _MAX_TUNNELS_OF_PAIR = 2
 """One, and one that takes its place before the loss of the first is noticed."""
 _MAX_UNNAMED_EACH = 32
 _CALLS = {"rate": 2.0, "burst": 60.0}
-"""Of one member, a second and at once."""
+"""Calls of one member, a second and at once."""
 _WAITS = {"rate": 10.0, "burst": 256.0}
 """Streams on which one member waits for callers, a second and at once: it opens another for each caller."""
 _SIGNS_OF_LIFE = {"rate": 20.0, "burst": 50.0}
 """Pieces without data on one stream, a second and at once. More are answered no sooner."""
 _LEAST_PIECE_BYTES = 1024
-"""What a piece counts for at least in the traffic that is carried, however little is in it."""
+"""Least size at which a piece counts in the relayed traffic."""
 _FIRST_PIECE_S = 10.0
 _BURST_S = 1.0
 _MAX_REFUSAL = 300
@@ -77,11 +77,11 @@ class _End:
     name: str
     stream: PieceStream
     task: asyncio.Task[None]
-    """What serves it; cancelled when the other end is gone."""
+    """The task that serves it; cancelled when the other end is gone."""
     other: _End | None = None
     signs: Allowance = field(default_factory=lambda: Allowance(**_SIGNS_OF_LIFE, now=0.0))
     connected: asyncio.Event = field(default_factory=asyncio.Event)
-    """Of a caller: set once it was told that it is connected. It takes no data before."""
+    """Set once a caller was told that it is connected. It takes no data before."""
 
 
 class RelayService:
@@ -110,7 +110,7 @@ class RelayService:
         self._allowance = Allowance(rate=rate, burst=rate * _BURST_S, now=0.0)
         self._waiting: dict[str, deque[_End]] = {}
         self._open: dict[asyncio.Task[None], tuple[Caller, str]] = {}
-        """What serves a stream → who opened it, and under which name."""
+        """Task that serves a stream → who opened it, and under which name."""
         self._tunnels: list[_End] = []
         """The calling ends of the connections, oldest first."""
         self._unnamed: dict[str, int] = {}
@@ -124,7 +124,7 @@ class RelayService:
         )
 
     def _blaming(self, serve: Callable[[ServedStream], Awaitable[None]]) -> Callable[[ServedStream], Awaitable[None]]:
-        """Return a function that serves a stream, and ends only that whatever is raised for what its caller sent."""
+        """Return a function that serves a stream. An error raised for input of its caller ends that stream alone."""
 
         async def guarded(served: ServedStream) -> None:
             try:
@@ -229,7 +229,7 @@ class RelayService:
             greediest, most = held.most_common(1)[0]
             if held[caller] + 1 >= most:
                 return f"this relay carries {MAX_TUNNELS} connections, and no more"
-            # Whoever has many gives one up to whoever has few, so that no member keeps the others out.
+            # A member with many gives one up to a member with few, so that nobody keeps the others out.
             self._end(next(end for end in self._tunnels if end.name == greediest))
         return None
 
@@ -288,7 +288,7 @@ class RelayService:
         await self._write(receiver, Piece(data=data))
 
     async def _next(self, end: _End) -> Piece | None:
-        """Return what an end sends next. Raises TimeoutError if that takes too long: a live one has heartbeats."""
+        """Return an end's next piece. Raises TimeoutError if that takes too long: a live one has heartbeats."""
         async with asyncio.timeout(self._idle_s):
             piece = await end.stream.read()
         if piece is not None and not piece.data:

@@ -1,4 +1,4 @@
-"""Acting on revoked certificates: whoever brings a newer list, it is kept, passed on, and carried out.
+"""Acting on revoked certificates: a newer list from anybody is kept, passed on, and carried out.
 
 A list comes from the file beside the certificate, from a neighbour's note, or by the control call `revoke`. Links to
 peers whose certificate it names end, and so does this peer if its own is among them.
@@ -72,7 +72,7 @@ class RevocationWatch:
             raise RemoteProtocolError(f"it passed on an invalid revocation list: {error}") from None
 
     def take(self, pem: bytes, source: int | None = None) -> dict[str, Any]:
-        """Take a list; return what came of it, as JSON values. Raises SecurityError if it is not genuine.
+        """Take a list; return the result as JSON values. Raises SecurityError if it is not genuine.
 
         It is passed on to all neighbours but `source`, which has it.
         """

@@ -1,7 +1,7 @@
 """Streams and calls of gRPC, typed: the one module that imports it.
 
 The published stubs of grpc.aio know neither raw bytes nor `read` and `write`, so `Any` stands here and nowhere else.
-What arrives are bytes. Whoever reads them turns them into typed values and says whose fault it is if that fails.
+Incoming data are bytes. Their reader turns them into typed values and assigns the blame if that fails.
 
 gRPC reports the loss of a stream in several ways; here it is always StreamLost.
 """
@@ -33,7 +33,7 @@ Status = grpc.StatusCode
 Options = Sequence[tuple[str, int]]
 
 LOCAL = "unix:"
-"""What the address of a socket of this machine begins with."""
+"""Prefix of the address of a local socket."""
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
@@ -55,7 +55,7 @@ def socket_address(path: str | os.PathLike[str]) -> str:
 
 
 _LOSSES = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
-"""What gRPC raises when a stream or call is gone."""
+"""Errors of gRPC when a stream or call is gone."""
 
 
 class _Losses:
@@ -90,7 +90,7 @@ class Stream(Protocol):
         ...
 
     async def abandon(self) -> None:
-        """End the stream at once, with what is under way."""
+        """End the stream at once, and drop data on their way."""
         ...
 
 
@@ -99,17 +99,17 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class Caller:
-    """Whoever opened a stream or made a call, as gRPC and TLS describe it."""
+    """The opener of a stream or maker of a call, as gRPC and TLS describe it."""
 
     address: str
     """As gRPC writes it, "ipv4:10.0.0.1:43210"."""
     metadata: tuple[tuple[str, str | bytes], ...]
     certificate: bytes | None
-    """What it showed in the handshake of TLS, PEM."""
+    """Shown in the TLS handshake, PEM."""
 
 
 class CallRefused(Exception):
-    """What a call is answered with instead of a result."""
+    """The refusal of a call in place of a result."""
 
     def __init__(self, status: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
@@ -208,7 +208,7 @@ def _caller(context: Any) -> Caller:
 
 
 def _server_credentials(access: Access | None) -> grpc.ServerCredentials | None:
-    """Return what a listener shows and asks for; None if it speaks without TLS."""
+    """Return the credentials that a listener shows and asks for; None if it speaks without TLS."""
     if access is None or access.key is None or access.certificate is None:
         return None
     pair = (access.key, access.certificate)
@@ -222,7 +222,7 @@ def _server_credentials(access: Access | None) -> grpc.ServerCredentials | None:
         )
 
     def newer() -> Any:
-        """Return what replaces the configuration, or None. Asked by gRPC at each handshake, in threads of its own."""
+        """Return a new configuration, or None. Called by gRPC at each handshake, in threads of its own."""
         nonlocal shown
         if credentials.certificate == shown:
             return None
@@ -266,7 +266,7 @@ class Channel:
         return DialledStream(self, self._channel.stream_stream(f"/{service}/{method}")(metadata=self._metadata))
 
     async def call(self, service: str, method: str, request: bytes, *, timeout_s: float) -> bytes:
-        """Return what a call is answered with. Raises StreamLost with the status."""
+        """Return the answer to a call. Raises StreamLost with the status."""
         function = self._channel.unary_unary(f"/{service}/{method}")
         with _losses:
             answer: bytes = await function(request, timeout=timeout_s, metadata=self._metadata)

@@ -1,13 +1,13 @@
-"""What the kernel counted on one TCP connection of this process.
+"""The kernel's counters of one TCP connection of this process.
 
 gRPC opens its sockets itself and hides them, so they are found by their addresses among the open files of the process
 and asked for TCP_INFO. Nothing here keeps a socket open: a duplicated descriptor would hold back the FIN.
 
-The process may be a training script's, whose threads open and close files at any time. A descriptor is therefore only
-where to ask: what answers is looked at before and after, and counts only if it was the connection both times. It is
-asked by system calls, not through a socket object. Such an object closes what it was made for when an exception
-drops it, and makes it non-blocking where the script has set `socket.setdefaulttimeout`.
-Linux only; elsewhere nothing is found, and nothing is reported rather than guessed.
+The process may be a training script's, whose threads open and close files at any time. A descriptor may therefore
+change hands meanwhile: it is identified before and after the query, and the answer counts only if it was the connection
+both times. It is asked by system calls, not through a socket object. Such an object closes what it was made for when an
+exception drops it, and makes it non-blocking where the script has set `socket.setdefaulttimeout`. Linux only; elsewhere
+nothing is found, and nothing is reported rather than guessed.
 """
 
 from __future__ import annotations

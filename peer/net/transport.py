@@ -1,4 +1,4 @@
-"""Connections to the neighbours: gRPC streams, mutual TLS, reconnection, liveness, and what it all costs in bytes.
+"""Connections to the neighbours: gRPC streams, mutual TLS, reconnection, liveness, and their cost in bytes.
 
 One stream for each pair of peers, opened by either of them, carries frames, receipts, credit and notes both ways
 (`proto/sottovoce/v1/exchange.proto`). The transport delivers frames whole and in order and says when a link comes and
@@ -126,7 +126,7 @@ class Transport:
             idle_s=max(_RELAY_IDLE_S, 3 * options.heartbeat_s),
             blame=self._links.blame_caller,
         )
-        """What this peer carries for others."""
+        """The service that carries traffic for others."""
         self._revocations: RevocationWatch | None = None
         if isinstance(security, Credentials) and revoked is not None:
             self._revocations = RevocationWatch(
@@ -202,7 +202,7 @@ class Transport:
             self._dial(neighbor)
 
     async def wait_closed(self) -> None:
-        """Return when `close` is done. Raises whatever went wrong inside the transport: a bug."""
+        """Return when `close` is done. Raises any error inside the transport: a bug."""
         await self._tasks.wait_closed()
 
     async def close(self, goodbye: str) -> None:
@@ -271,7 +271,7 @@ class Transport:
         return None if connection is None else connection.protocol
 
     def software(self, peer: int) -> str | None:
-        """Return what a neighbour says that it runs, as it came; None while its link is down."""
+        """Return the release that a neighbour claims to run, as received; None while its link is down."""
         connection = self._links.connection(peer)
         return None if connection is None else connection.software
 
@@ -284,7 +284,7 @@ class Transport:
                 connection.drop(pb.Close.REFUSED, reason)
 
     def counters(self, peer: int) -> LinkCounters:
-        """Return what went over the link to a neighbour so far."""
+        """Return the traffic of the link to a neighbour so far."""
         return self._links.counters(peer)
 
     def relayed(self, peer: int) -> tuple[int, int] | None:
@@ -319,7 +319,7 @@ class Transport:
     def bulletin(self, peer: int, topic: str, data: bytes) -> bool:
         """Queue a note; return False, and drop it, if the link is down.
 
-        Where more than 256 wait, the oldest is dropped.
+        The oldest is dropped if more than 256 wait.
         """
         if len(data) > MAX_BULLETIN_BYTES or len(topic) > MAX_TOPIC:
             raise LocalProtocolError(f"a note of {len(data)} bytes under {topic[:80]!r} is too large")
@@ -329,7 +329,7 @@ class Transport:
         return connection is not None
 
     def blame(self, peer: int, error: Exception) -> None:
-        """Hold a neighbour responsible for what was raised while its input was handled (`Links.blame`). Raises errors
+        """Hold a neighbour responsible for an error raised while its input was handled (`Links.blame`). Raises errors
         that no neighbour is to blame for."""
         self._links.blame(peer, error)
 

@@ -1,7 +1,7 @@
 """Either end of a connection through a relay: this peer's way to neighbours beyond one, and its own place at one.
 
 To gRPC a neighbour beyond a relay has the address of a Unix socket in a folder of ours, and callers from a relay come
-in by another one. What passes through those sockets travels in pieces on a stream to the relay (`peer.net.relay`).
+in by another one. Data through those sockets travel in pieces on a stream to the relay (`peer.net.relay`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Tunnels:
 
     @property
     def listening_socket(self) -> Path:
-        """Where our own gRPC server takes callers from a relay."""
+        """The socket on which our own gRPC server takes callers from a relay."""
         return self._sockets() / "in"
 
     def close(self) -> None:

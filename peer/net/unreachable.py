@@ -1,4 +1,4 @@
-"""Why a peer could not be reached, as a sentence: what gRPC says means little to the person who has to mend it."""
+"""Why a peer could not be reached, as a sentence: gRPC's messages mean little to the person who has to mend it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Who a peer is, and how the others know.
+"""The identity of a peer, and its proof.
 
 A run has a certificate authority of its own (`authority`). Each peer holds a certificate made out to its name in
 `[[peers]]` (`certificates`) and shows it in both directions: mutual TLS. An operator's certificate may query and stop
 peers but cannot take part as one. A device asks for its certificate with a request (`requests`), and a certificate can
 be revoked (`revocation_list`). Being certified is not enough to be admitted: the list of peers counts too.
 
-What a peer connects with is loaded by `credentials`: certificates, or a token where something on the way ends TLS.
+`credentials` loads what a peer connects with: certificates, or a token where something on the way ends TLS.
 
 TLS tells a listener whose certificate the caller holds. gRPC's Python API does not tell a dialler whose certificate the
 listener holds, only that its name was right. The listener therefore proves it once more in its hello (`proofs`).

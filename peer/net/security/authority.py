@@ -141,7 +141,7 @@ class CertificateAuthority:
         return sign_list(self._certificate, self._key, older, serials, now=now or utc_now())
 
     def credentials(self, issued: Issued) -> Credentials:
-        """Return what the holder of `issued` connects with."""
+        """Return the credentials of the holder of `issued`."""
         return Credentials(
             issued.identity, self.certificate, issued.certificate, issued.key, RevocationList(self.certificate)
         )

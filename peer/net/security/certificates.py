@@ -1,7 +1,7 @@
-"""What a certificate says of its holder, and whether that is to be believed.
+"""The contents of certificates, and whether to believe them.
 
-Certificates arrive from disk, from TLS, and from other peers in hellos and introductions. Whatever the bytes are, the
-only error raised here is SecurityError.
+Certificates arrive from disk, from TLS, and from other peers in hellos and introductions. No bytes make this module
+raise anything but SecurityError.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 
 
 class Role(enum.Enum):
-    """What the holder of a certificate may do."""
+    """The rights of a certificate's holder."""
 
     PEER = "peer"
     """Take part in the run, and control itself."""
@@ -49,31 +49,31 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True)
 class Identity:
-    """What a certificate says of its holder."""
+    """The identity stated in a certificate."""
 
     name: str
     role: Role
     thumbprint: str
     """SHA-256 of the certificate, as `openssl x509 -fingerprint -sha256` prints it."""
     serial: int
-    """What a revocation list names it by."""
+    """The serial number in a revocation list."""
     not_before: datetime.datetime
     not_after: datetime.datetime
     index: int | None = None
-    """Of a newcomer: its position in its own list of peers."""
+    """A newcomer's position in its own list of peers."""
     address: str | None = None
-    """Of a newcomer: where it can be dialled, "host:port"."""
+    """Address at which a newcomer can be dialled, "host:port"."""
     relay: str | None = None
-    """Of a newcomer: the name of the peer at which it waits for callers."""
+    """Name of the peer at which a newcomer waits for callers."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a newcomer stands in its own list of peers, and how the others reach it."""
+    """A newcomer's position in its own list of peers, and the way to reach it."""
 
     index: int
     address: str | None
-    """Where it can be dialled, "host:port"; None if it cannot."""
+    """Address to dial, "host:port"; None if it cannot be dialled."""
     relay: str | None = None
     """Name of the peer at which it waits for callers, if it cannot be dialled."""
 
@@ -92,7 +92,7 @@ def utc_now() -> datetime.datetime:
 
 
 def identify(certificate: bytes, source: str = "the certificate") -> Identity:
-    """Return whom a PEM certificate is made out to. Raises SecurityError if it is not one of a run's certificates.
+    """Return the identity in a PEM certificate. Raises SecurityError if it is not one of a run's certificates.
 
     The signature is not checked here: TLS has done that, or `load_credentials`.
     """
@@ -100,8 +100,8 @@ def identify(certificate: bytes, source: str = "the certificate") -> Identity:
 
 
 def vouched_identity(certificate: bytes, authority: bytes) -> Identity:
-    """Return whom a peer's certificate (DER) is made out to. Raises SecurityError unless the authority (PEM) signed it
-    for a peer.
+    """Return the identity in a peer's certificate (DER). Raises SecurityError unless the authority (PEM) signed it for
+    a peer.
 
     Neither dates nor revocation are checked: their answer changes from day to day (`credentials.check_current`).
     """
@@ -161,7 +161,7 @@ def check_dates(certificate: x509.Certificate, source: Path | str, now: datetime
 
 @contextlib.contextmanager
 def refused_as(problem: str) -> Iterator[None]:
-    """Raise a SecurityError that says `problem` in place of whatever the library raises for bytes from outside."""
+    """Raise a SecurityError that says `problem` in place of the library's errors for bytes from outside."""
     try:
         yield
     except SecurityError:
@@ -199,7 +199,7 @@ def public_key(certificate: x509.Certificate, source: Path | str) -> ec.Elliptic
 
 
 def _read_through(certificate: x509.Certificate, source: Path | str) -> None:
-    """Read once what is read later, which the library leaves undecoded until then. Raises SecurityError."""
+    """Read once the fields needed later, which the library leaves undecoded until then. Raises SecurityError."""
     public_key(certificate, source)
     with refused_as(f"{source} is malformed, or of a version that no run uses"):
         if (
@@ -213,7 +213,7 @@ def _read_through(certificate: x509.Certificate, source: Path | str) -> None:
 
 
 def read_identity(certificate: x509.Certificate, source: str = "the certificate") -> Identity:
-    """Return whom a certificate is made out to. Raises SecurityError if it is not one of a run's certificates."""
+    """Return the identity in a certificate. Raises SecurityError if it is not one of a run's certificates."""
     with refused_as(f"{source} was not issued by `sotto`: it names no peer and no role"):
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
@@ -238,7 +238,7 @@ def read_identity(certificate: x509.Certificate, source: str = "the certificate"
 
 
 def _only(prefix: str, uris: Iterable[str]) -> str | None:
-    """Return what follows a prefix in the one entry that has it; None if none has. Raises ValueError for several."""
+    """Return the rest of the one entry that has a prefix; None if none has. Raises ValueError for several."""
     found = [uri.removeprefix(prefix) for uri in uris if uri.startswith(prefix)]
     if len(found) > 1:
         raise ValueError

@@ -1,4 +1,4 @@
-"""What a peer connects with, in each mode of security: certificates, or a token.
+"""A peer's credentials in each mode of security: certificates, or a token.
 
 In insecure mode there are no credentials: None stands for them.
 """
@@ -68,7 +68,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class TokenAccess:
-    """What a peer shows where something on the way ends TLS: a secret that all peers of the run share.
+    """Access where something on the way ends TLS: a secret that all peers of the run share.
 
     It proves that its holder belongs to the run, not which of its peers it is.
     """
@@ -77,7 +77,7 @@ class TokenAccess:
     ca: bytes | None = None
     """Authorities (PEM) that sign for listeners, or for the load balancers before them; None: the system's."""
     certificate: bytes | None = None
-    """Of our listener, PEM; None: it speaks without TLS, to a load balancer that ends it."""
+    """Our listener's, PEM; None: it speaks without TLS, to a load balancer that ends it."""
     key: bytes | None = field(default=None, repr=False)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -53,7 +53,7 @@ def parse_key(pem: bytes, source: Path | str, passphrase: bytes | None = None) -
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file, without the mark that some editors put in front. Raises SecurityError with what to
+    """Return the contents of a file, without the byte order mark of some editors. Raises SecurityError with what to
     do."""
     try:
         # gRPC finds no PEM behind it, where `cryptography` does.

@@ -1,4 +1,4 @@
-"""What an operator signs for all members to believe it, whichever of them it was given to."""
+"""Orders signed by an operator, which all members believe whichever of them received it."""
 
 from __future__ import annotations
 

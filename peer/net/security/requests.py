@@ -1,4 +1,4 @@
-"""Requests for certificates: what a device sends to the machine that holds the authority.
+"""Requests for certificates: a device sends one to the machine that holds the authority.
 
 The private key never leaves the device, and the request is no secret.
 """
@@ -26,13 +26,13 @@ _MAX_BYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class Request:
-    """What a device asks for."""
+    """A device's request for a certificate."""
 
     name: str
     address: str | None
-    """Where the others shall dial the device, "host:port"; None if they cannot."""
+    """Address at which others are to dial the device, "host:port"; None if they cannot."""
     beyond: tuple[str, ...]
-    """What else the request names, as it can be shown. No certificate is made out to that."""
+    """Other names in the request, in printable form. No certificate is made out to them."""
     thumbprint: str
     """SHA-256 of its public key, for people to compare on both machines."""
     key: ec.EllipticCurvePublicKey
@@ -59,8 +59,8 @@ def request_certificate(name: str, addresses: Iterable[str] = (), *, address: st
 
 
 def read_request(pem: bytes) -> Request:
-    """Return what a request asks for. Raises SecurityError if it is not one, or not of a key that this version uses, or
-    asks for a name or address that nobody can have."""
+    """Return the contents of a request. Raises SecurityError if it is not one, or not of a key that this version uses,
+    or asks for a name or address that nobody can have."""
     with refused_as("this is not a request for a certificate; `sotto init --join` writes one"):
         if len(pem) > _MAX_BYTES:
             raise ValueError("no request is so long")

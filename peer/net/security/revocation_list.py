@@ -4,7 +4,7 @@ It is an X.509 CRL (RFC 5280, section 5), signed by the authority and numbered. 
 certificate or from any neighbour: the signature proves that it is genuine and the number tells which of two is newer,
 so it does not matter who brought it. A newer list is kept on disk; an older one never replaces it.
 
-gRPC's Python API cannot hand such a list to TLS. So the transport consults it for every stream and call.
+gRPC's Python API cannot hand such a list to TLS, so the transport consults it for every stream and call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RevocationList:
     def __init__(self, authority: bytes, path: Path | None = None) -> None:
         """Read the list of `authority` (PEM) from `path`, if that exists. Raises SecurityError if it is not one."""
         self.number = 0
-        """Of the list; 0 where there is none."""
+        """The list's number; 0 without a list."""
         self.pem = b""
         self.path = path
         self._authority = parse_certificate(authority, "the authority")
@@ -50,7 +50,7 @@ class RevocationList:
         return data is not None and self.adopt(data, str(self.path))
 
     def read_if_changed(self) -> bytes | None:
-        """Return what the file holds if it changed since it was last read. Raises SecurityError if it is unreadable.
+        """Return the file's contents if they changed since the last read. Raises SecurityError if it is unreadable.
 
         Costs one `stat` while the file stays the same, and changes nothing that `check` uses: it may run in a thread of
         its own.
@@ -113,7 +113,7 @@ class RevocationList:
             for each in listed:
                 list(each.extensions)  # Decoded no earlier than here.
                 revoked[each.serial_number] = each.revocation_date_utc
-            # What else the text held goes no further: neither to the disk nor to other peers.
+            # The rest of the text goes no further: neither to the disk nor to other peers.
             plain = listed.public_bytes(serialization.Encoding.PEM)
         if number <= self.number:
             return False
