@@ -1,6 +1,6 @@
 """How many local steps may a training script do between two exchanges, and what does an outer momentum change?
 
-    python tools/local_steps_study.py --set data.directory=FOLDER [--steps 256] [--every 1,8,32] [--outer 0:1,0.5:0.5]
+    python -m tools.local_steps_study --set data.directory=FOLDER [--steps 256] [--every 1,8,32] [--outer 0:1,0.5:0.5]
                                       [--json FILE]
 
 Eight simulated peers run a training loop of their own with `sottovoce.simulate`: SGD with Nesterov momentum, weight
@@ -12,12 +12,10 @@ in how many of them lie between two exchanges (`--every`), and in momentum and l
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,18 +27,10 @@ from peer.config.options import Config, load
 from peer.config.writer import write_peer_file
 from peer.run.setup import RunSetup
 from peer.train.threads import use_one_thread
+from tools.grid import Program, write_rows
 
 PEERS = 8
-TASK = (
-    "training.task=cifar10",
-    "training.task_options={size = 16}",
-    "training.precision=bfloat16",
-    "training.batch_size=32",
-    "training.learning_rate=0.1",
-    "training.schedule=cosine",
-    "training.warmup_rounds=32",
-    "data.skew=0.8",
-)
+PROGRAM = Program.named("local_steps")
 GOSSIP = ("algorithm.name=sgp", "graph.kind=exponential-one-peer", "evaluation.every_rounds=0")
 
 
@@ -110,20 +100,14 @@ def measure(task: Config, folder: Path, *, steps: int, every: int, momentum: flo
 
 def main() -> int:
     """Run all combinations and print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=256, help="gradient steps of each peer")
-    parser.add_argument("--every", default="1,8,32", help="numbers of gradient steps in a round")
-    parser.add_argument("--outer", default="0:1,0.5:0.5", help="pairs of momentum and learning rate of the outer step")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the task")
-    parser.add_argument("--json", type=Path, help="write the rows to this file too")
-    arguments = parser.parse_args()
+    arguments = PROGRAM.parse(__doc__)
     use_one_thread()
-    task = load(environment={}, overrides=[*TASK, f"run.rounds={arguments.steps}", *arguments.set])
+    task = PROGRAM.config(f"run.rounds={arguments.steps}", *arguments.set)
     rows: list[Row] = []
     print("| H | outer momentum, rate | rounds | worst | mean | averaged | MB sent by a peer | CPU s |", flush=True)
-    for outer in arguments.outer.split(","):
+    for outer in arguments.outer:
         momentum, rate = map(float, outer.split(":"))
-        for every in map(int, arguments.every.split(",")):
+        for every in arguments.every:
             with tempfile.TemporaryDirectory() as folder:
                 row = measure(task, Path(folder), steps=arguments.steps, every=every, momentum=momentum, rate=rate)
             rows.append(row)
@@ -132,8 +116,7 @@ def main() -> int:
                 f" {row.averaged:.1f} | {row.sent_mbytes:.2f} | {row.cpu_s:.0f} |",
                 flush=True,
             )
-            if arguments.json is not None:
-                arguments.json.write_text(json.dumps([asdict(each) for each in rows], indent=2) + "\n")
+            write_rows(rows, arguments.json)
     return 0
 
 

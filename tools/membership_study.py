@@ -1,7 +1,7 @@
 """Measures what joining, leaving and losing a peer costs in accuracy, beside runs that nobody disturbed.
 
-    tools/membership_study.py                        all cases: digits, skew 0.8, eight peers, three seeds
-    tools/membership_study.py --only sparse-push --seeds 0 --json
+    python -m tools.membership_study                        all cases: digits, skew 0.8, eight peers, three seeds
+    python -m tools.membership_study --only sparse-push --seeds 0 --json
 
 Each run is a simulation of production participants, whose changes of members go through the same announcements, frames
 and hand-overs as those of real peers. In the middle of the run
@@ -19,11 +19,12 @@ The figure is the accuracy of the worst peer at the end, in percent, and the dif
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from peer.config.options import Config, load
 from peer.gossip.effects import Effects
@@ -35,6 +36,7 @@ from peer.run.setup import RunSetup
 from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
 from peer.simulate.virtual_run import Arrival, Event, StepDone
 from peer.train.threads import use_one_thread
+from tools.grid import Lines, Row
 
 PEERS = 8
 SUBJECT = 3
@@ -140,7 +142,16 @@ class ChangingRun:
         return [participant for participant in self.participants if participant.peer not in self._dead]
 
 
-def configuration(algorithm: str, seed: int, rounds: int, case: str) -> Config:
+class Cell(NamedTuple):
+    """One run."""
+
+    algorithm: str
+    case: str
+    seed: int
+    rounds: int
+
+
+def configuration(algorithm: str, case: str, seed: int, rounds: int) -> Config:
     """Return the configuration of one run."""
     overrides = [
         *ALGORITHMS[algorithm],
@@ -157,17 +168,7 @@ def configuration(algorithm: str, seed: int, rounds: int, case: str) -> Config:
     return Config.model_validate({**config.model_dump(), "peers": peers})
 
 
-def missing(rows: list[dict[str, Any]], settings: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
-    """Yield (algorithm, case, seed) of the runs that are not there yet."""
-    have = {(row["algorithm"], row["case"], row["seed"], row["rounds"]) for row in rows}
-    for algorithm in settings.only:
-        for seed in settings.seeds:
-            for case in CASES:
-                if (algorithm, case, seed, settings.rounds) not in have:
-                    yield algorithm, case, seed
-
-
-def table(rows: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
+def table(rows: Sequence[Row], rounds: int) -> list[dict[str, Any]]:
     """Return, for each algorithm and change, the mean over the seeds that are there of both runs."""
     worst = {(r["algorithm"], r["case"], r["seed"]): r["worst"] for r in rows if r["rounds"] == rounds}
     lines = []
@@ -200,17 +201,14 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="only print what there is")
     parser.add_argument("--json", action="store_true")
     settings = parser.parse_args()
-    lines = settings.results.read_text().splitlines() if settings.results.exists() else []
-    rows = [json.loads(line) for line in lines]
-    for algorithm, case, seed in [] if settings.table else list(missing(rows, settings)):
-        run = ChangingRun(configuration(algorithm, seed, settings.rounds, case), case)
-        row = {"algorithm": algorithm, "case": case, "seed": seed, "rounds": settings.rounds, "commit": commit()}
-        row["worst"] = run.run_to_end()
-        rows.append(row)
-        with open(settings.results, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(f"{algorithm} {case}, seed {seed}: {row['worst']:.2f} %", file=sys.stderr, flush=True)
-    found = table(rows, settings.rounds)
+    chosen = itertools.product(settings.only, settings.seeds, CASES)
+    cells = [Cell(algorithm, case, seed, settings.rounds) for algorithm, seed, case in chosen]
+    grid = Lines(cells, settings.results, lambda cell: cell, lambda row: Cell(*(row[name] for name in Cell._fields)))
+    for cell in [] if settings.table else grid.missing():
+        worst = ChangingRun(configuration(*cell), cell.case).run_to_end()
+        grid.put(cell, {**cell._asdict(), "commit": commit(), "worst": worst})
+        print(f"{cell.algorithm} {cell.case}, seed {cell.seed}: {worst:.2f} %", file=sys.stderr, flush=True)
+    found = table(grid.kept, settings.rounds)
     if settings.json:
         print(json.dumps(found, indent=2))
     else:

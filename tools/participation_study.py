@@ -1,8 +1,8 @@
 """Simulates very many peers of which few take part in each round, and shows how the worst of them do.
 
-    tools/participation_study.py                              1,000 and 10,000 peers, 1 % in each of 300 rounds
-    tools/participation_study.py --peers 100000 --models travel
-    tools/participation_study.py --fraction 0.1 --set algorithm.name=sparse-push --set compressor.kind=top_k
+    python -m tools.participation_study                              1,000 and 10,000 peers, 1 % in each of 300 rounds
+    python -m tools.participation_study --peers 100000 --models travel
+    python -m tools.participation_study --fraction 0.1 --set algorithm.name=sparse-push --set compressor.kind=top_k
 
 SGP with whole messages among the peers that are drawn, 20 samples of the task `clusters` each with label skew 0.8. Of
 100 peers that are there, 10 leave in an hour, for half an hour on average; a round takes a minute of virtual time.
@@ -24,27 +24,15 @@ from pathlib import Path
 
 import numpy as np
 
-from peer.config import options as configuration
 from peer.config.options import Config
 from peer.lab.participation import ParticipationSimulator, churn
 from peer.train.baseline import single_process
 from peer.train.local_step import Trainer
+from tools.grid import Program
 
 SAMPLES_OF_A_PEER = 20
 STEP_S = 60.0
-JOB = (
-    "training.task=clusters",
-    "training.batch_size=10",
-    "training.learning_rate=0.5",
-    "training.momentum=none",
-    "data.skew=0.8",
-    "data.holdout_fraction=0",
-    "algorithm.name=sgp",
-    "compressor.kind=none",
-    "evaluation.every_rounds=0",
-)
-
-
+PROGRAM = Program.named("participation")
 HEAD = (
     "| peers | drawn in a round | never drawn | models | worst 1 % | 5 % | median | mean | averaged model "
     "| one process | kB a peer sent | MB in all | CPU, s |"
@@ -52,22 +40,13 @@ HEAD = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=int, action="append", help="by default 1,000 and 10,000; may be repeated")
-    parser.add_argument("--models", choices=("stay", "travel"), action="append", help="by default both")
-    parser.add_argument("--fraction", type=float, default=0.01, help="of the peers that take part in a round")
-    parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--churn", type=float, default=0.1, help="of the peers that leave in an hour")
-    parser.add_argument("--away-minutes", type=float, default=30.0, help="for so long on average")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
-    arguments = parser.parse_args()
+    arguments = PROGRAM.parse(__doc__)
     print(HEAD)
     print(re.sub(r"[^|]+", " ---: ", HEAD))
-    for peers in arguments.peers or (1000, 10_000):
-        overrides = [*JOB, f"run.rounds={arguments.rounds}", *arguments.set]
-        overrides.append(f"training.task_options.samples={peers * SAMPLES_OF_A_PEER}")
-        config = configuration.load(overrides=overrides, environment={})
-        for models in arguments.models or ("stay", "travel"):
+    for peers in arguments.peers:
+        samples = f"training.task_options.samples={peers * SAMPLES_OF_A_PEER}"
+        config = PROGRAM.config(f"run.rounds={arguments.rounds}", *arguments.set, samples)
+        for models in arguments.models:
             for row in rows(config, peers, arguments, travel=models == "travel"):
                 print(row, flush=True)
     return 0

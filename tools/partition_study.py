@@ -1,6 +1,6 @@
 """Divides a cluster in two in the middle of a run and lets it heal: what does that cost the worst peer?
 
-    python tools/partition_study.py [--seeds 0,1,2] [--graphs exponential] [--algorithms sgp,sparse-push,quant-sgp]
+    python -m tools.partition_study [--seeds 0,1,2] [--graphs exponential] [--algorithms sgp,sparse-push,quant-sgp]
                                     [--json FILE]
 
 Eight simulated peers, whose participants, messages and bytes are those of real ones, train the digits task at skew 0.8
@@ -18,17 +18,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from peer.config.options import Config, load
+from peer.config.options import Config
 from peer.errors import DivergenceError
 from peer.simulate.network import Cut, LinkModel
 from peer.simulate.run import run
+from tools.grid import Program, write_rows
 
+PROGRAM = Program.named("partition")
 PEERS = 8
 SIDE = frozenset(range(PEERS // 2))
 ALLOWED_POINTS = 1.0
@@ -58,26 +59,6 @@ class Row:
     """It never does."""
 
 
-def settings(arguments: argparse.Namespace, algorithm: str, graph: str, seed: int) -> Config:
-    """Return the job."""
-    return load(
-        environment={},
-        overrides=[
-            f"algorithm.name={algorithm}",
-            f"graph.kind={graph}",
-            f"run.seed={seed}",
-            f"run.rounds={arguments.rounds}",
-            "data.skew=0.8",
-            "evaluation.every_rounds=0",
-            "rounds.late=skip",
-            "rounds.late_after_s=0.5",
-            # Two rounds and a half.
-            "rounds.leave_out_after_s=2.5",
-            *arguments.set,
-        ],
-    )
-
-
 def outcome(config: Config, *cuts: Cut) -> Outcome:
     """Run a job over links that are cut like that."""
     try:
@@ -90,7 +71,8 @@ def outcome(config: Config, *cuts: Cut) -> Outcome:
 
 def measure(arguments: argparse.Namespace, algorithm: str, graph: str, seed: int) -> Row:
     """Run the job three times."""
-    config = settings(arguments, algorithm, graph, seed)
+    own = [f"algorithm.name={algorithm}", f"graph.kind={graph}", f"run.seed={seed}"]
+    config = PROGRAM.config(*own, f"run.rounds={arguments.rounds}", *arguments.set)
     cut = Cut(peers=SIDE, from_s=_FROM * arguments.rounds, until_s=_UNTIL * arguments.rounds)
     without_end = config.rounds.model_copy(update={"max_skipped_rounds": arguments.rounds})
     return Row(
@@ -105,21 +87,14 @@ def measure(arguments: argparse.Namespace, algorithm: str, graph: str, seed: int
 
 def main() -> int:
     """Run all seeds and print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--graphs", default="exponential")
-    parser.add_argument("--algorithms", default="sgp,sparse-push,quant-sgp")
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the job")
-    parser.add_argument("--json", type=Path, help="write the rows to this file too")
-    arguments = parser.parse_args()
+    arguments = PROGRAM.parse(__doc__)
     rows: list[Row] = []
     behind = False
     print("worst peer (averaged model), %")
     print("| graph | algorithm | seed | links whole | divided, waits after a while | divided, goes on |", flush=True)
-    for graph, algorithm in itertools.product(arguments.graphs.split(","), arguments.algorithms.split(",")):
+    for graph, algorithm in itertools.product(arguments.graphs, arguments.algorithms):
         own = []
-        for seed in map(int, arguments.seeds.split(",")):
+        for seed in arguments.seeds:
             row = measure(arguments, algorithm, graph, seed)
             own.append(row)
             cells = (f"{each.worst:.2f} ({each.averaged:.2f})" for each in (row.whole, row.waits, row.goes_on))
@@ -133,8 +108,7 @@ def main() -> int:
         )
         behind |= waits > ALLOWED_POINTS
         rows += own
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+        write_rows(rows, arguments.json)
     return int(behind)
 
 

@@ -1,8 +1,8 @@
 """Predicts rounds and time to an accuracy for numbers of peers that nobody can simulate, and says how wrong it may be.
 
-    tools/predict_scale.py                                         sgp and quant-sgp on three graphs over LTE
-    tools/predict_scale.py --algorithm sgp --graph ring --link dsl
-    tools/predict_scale.py --simulate 8 --simulate 64 --simulate 512 --peers 10000
+    python -m tools.predict_scale                                         sgp and quant-sgp on three graphs over LTE
+    python -m tools.predict_scale --algorithm sgp --graph ring --link dsl
+    python -m tools.predict_scale --simulate 8 --simulate 64 --simulate 512 --peers 10000
 
 Points around centres, 100 samples a peer with label skew 0.8, constant learning rate. Sizes given with --simulate are
 simulated until the peers are on average as accurate as --accuracy; for --peers, the power law of
@@ -17,26 +17,17 @@ import itertools
 import sys
 from pathlib import Path
 
-from peer.config import options as configuration
 from peer.config.options import Config
 from peer.gossip.base import Memory
 from peer.lab.scaling import LEAST_SIZES, PowerLaw, Simulated, errors_beyond, fit, mixing_rounds, rounds_to
 from peer.lab.study.predict import link_model, round_seconds, weigh
 from peer.links.profiles import find
 from peer.run.plan import algorithm_spec, build_schedule
+from tools.grid import Program
 
 SAMPLES_OF_A_PEER = 100
 WEIGHED_PEERS = 8
-JOB = (
-    "training.task=clusters",
-    "training.batch_size=10",
-    "training.learning_rate=0.5",
-    "training.schedule=constant",
-    "training.momentum=none",
-    "data.skew=0.8",
-    "data.holdout_fraction=0",
-    "evaluation.every_rounds=5",
-)
+PROGRAM = Program.named("predict_scale")
 OWN = {"sgp": ("compressor.kind=none",)}
 HEAD = (
     "| algorithm | graph | peers | mixing, rounds | rounds, simulated | rounds, by the law | error | s a round | time |"
@@ -44,23 +35,11 @@ HEAD = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithm", action="append", help="by default sgp and quant-sgp; may be repeated")
-    parser.add_argument("--graph", action="append", help="by default one-peer exponential, ring and random-regular")
-    parser.add_argument("--simulate", type=int, action="append", help="sizes to simulate; by default 8 to 256")
-    parser.add_argument("--peers", type=int, action="append", help="sizes to predict; by default 1,000 to 100,000")
-    parser.add_argument("--accuracy", type=float, default=0.5, help="mean over the peers")
-    parser.add_argument("--rounds", type=int, default=400, help="at most, in a simulation")
-    parser.add_argument("--link", default="lte", help="a profile of `sotto shape list`")
-    parser.add_argument("--step-seconds", type=float, default=0.1)
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
-    arguments = parser.parse_args()
+    arguments = PROGRAM.parse(__doc__)
     print(HEAD)
     print("| --- | --- |" + " ---: |" * 7)
-    algorithms = arguments.algorithm or ["sgp", "quant-sgp"]
-    graphs = arguments.graph or ["exponential-one-peer", "random-regular", "ring"]
     laws = []
-    for algorithm, graph in itertools.product(algorithms, graphs):
+    for algorithm, graph in itertools.product(arguments.algorithm, arguments.graph):
         own = [f"algorithm.name={algorithm}", f"graph.kind={graph}", *OWN.get(algorithm, ()), *arguments.set]
         laws.append((algorithm, graph, predicted(own, arguments)))
     for algorithm, graph, law in laws:
@@ -75,7 +54,7 @@ def predicted(own: list[str], arguments: argparse.Namespace) -> PowerLaw | None:
 
     def job(peers: int) -> Config:
         samples = f"training.task_options.samples={peers * SAMPLES_OF_A_PEER}"
-        return configuration.load(environment={}, overrides=[*JOB, f"run.rounds={arguments.rounds}", samples, *own])
+        return PROGRAM.config(f"run.rounds={arguments.rounds}", samples, *own)
 
     weight = weigh(job(WEIGHED_PEERS), WEIGHED_PEERS).frame_bytes
 
@@ -95,7 +74,7 @@ def predicted(own: list[str], arguments: argparse.Namespace) -> PowerLaw | None:
         print(f"| {' | '.join(cells)} |", flush=True)
 
     points = []
-    for peers in sorted(arguments.simulate or (8, 16, 32, 64, 128, 256)):
+    for peers in sorted(arguments.simulate):
         found = rounds_to(job(peers), peers, arguments.accuracy)
         if found is None:
             print(f"{own[0]}, {peers} peers: not in {arguments.rounds} rounds", file=sys.stderr)
@@ -109,7 +88,7 @@ def predicted(own: list[str], arguments: argparse.Namespace) -> PowerLaw | None:
     if len(points) < LEAST_SIZES:
         return None
     law = fit(points)
-    for peers in arguments.peers or (1000, 10_000, 100_000):
+    for peers in arguments.peers:
         row(peers, None, law.rounds(mixing_rounds(build_schedule(job(peers), Path(), peers))), None)
     return law
 

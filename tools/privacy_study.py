@@ -22,10 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from peer.config.options import Config, load
+from peer.config.options import Config
 from peer.train.local_step import Trainer
-from tools.robustness_study import ATTACKS, PEERS, AttackedRun
+from tools.grid import Program
+from tools.robustness_study import PEERS, AttackedRun
 
+PROGRAM = Program.named("privacy")
 TUNING_SEED = 100
 ATTACKERS = 2
 
@@ -53,28 +55,9 @@ def settings(arguments: argparse.Namespace, epsilon: str, skew: str, seed: int, 
         [] if choice.clip_norm is None else [f"privacy.epsilon={epsilon}", f"privacy.clip_norm={choice.clip_norm}"]
     )
     robust = ["algorithm.mixing=trimmed-mean", f"algorithm.attackers={ATTACKERS}"] if arguments.attack else []
-    return load(
-        environment={},
-        overrides=[
-            "training.task=mnist",
-            f"data.directory={arguments.data}",
-            "algorithm.name=d-psgd",
-            "graph.kind=complete",
-            "compressor.kind=none",
-            f"training.batch_size={arguments.batch_size}",
-            f"training.learning_rate={choice.rate}",
-            "training.momentum=none",
-            "training.schedule=cosine",
-            "training.label_adjustment=false",
-            f"data.skew={skew}",
-            f"run.seed={seed}",
-            f"privacy.simulation_seed={seed}",
-            f"run.rounds={arguments.rounds}",
-            "evaluation.every_rounds=0",
-            *private,
-            *robust,
-        ],
-    )
+    own = [f"data.directory={arguments.data}", f"data.skew={skew}", f"training.learning_rate={choice.rate}"]
+    own += [f"training.batch_size={arguments.batch_size}", f"run.rounds={arguments.rounds}"]
+    return PROGRAM.config(*own, f"run.seed={seed}", f"privacy.simulation_seed={seed}", *private, *robust)
 
 
 def result(config: Config, attack: str | None) -> Result:
@@ -98,8 +81,8 @@ def result(config: Config, attack: str | None) -> Result:
 
 def tuned(arguments: argparse.Namespace, epsilon: str, skew: str) -> Choice:
     """Return the best choice of the grid."""
-    clip_norms: Sequence[float | None] = [None] if epsilon == "none" else numbers(arguments.clip_norms)
-    choices = [Choice(rate, norm) for rate, norm in itertools.product(numbers(arguments.rates), clip_norms)]
+    clip_norms: Sequence[float | None] = [None] if epsilon == "none" else arguments.clip_norms
+    choices = [Choice(rate, norm) for rate, norm in itertools.product(arguments.rates, clip_norms)]
     if len(choices) == 1:
         return choices[0]
     found = {
@@ -109,11 +92,6 @@ def tuned(arguments: argparse.Namespace, epsilon: str, skew: str) -> Choice:
     return max(choices, key=lambda choice: found[choice])
 
 
-def numbers(text: str) -> list[float]:
-    """Return numbers that commas separate."""
-    return [float(part) for part in text.split(",")]
-
-
 def cell(figures: Sequence[float]) -> str:
     """Return mean and range over the seeds."""
     return f"{np.mean(figures):.1f} ({min(figures):.1f} to {max(figures):.1f})"
@@ -121,24 +99,13 @@ def cell(figures: Sequence[float]) -> str:
 
 def main() -> int:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the four files of MNIST")
-    parser.add_argument("--seeds", default="0,1")
-    parser.add_argument("--skews", default="0,0.8")
-    parser.add_argument("--epsilons", default="none,8,3")
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--rates", default="0.1,0.3,1")
-    parser.add_argument("--clip-norms", default="0.3,1")
-    parser.add_argument("--attack", choices=ATTACKS, help="let two peers attack")
-    arguments = parser.parse_args()
+    arguments = PROGRAM.parse(__doc__)
     print("| skew | ε | spent | learning rate | clip norm | worst peer, % | averaged model, % |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |", flush=True)
-    for skew, epsilon in itertools.product(arguments.skews.split(","), arguments.epsilons.split(",")):
+    for skew, epsilon in itertools.product(arguments.skews, arguments.epsilons):
         choice = tuned(arguments, epsilon, skew)
         results = [
-            result(settings(arguments, epsilon, skew, int(seed), choice), arguments.attack)
-            for seed in arguments.seeds.split(",")
+            result(settings(arguments, epsilon, skew, seed, choice), arguments.attack) for seed in arguments.seeds
         ]
         spent = "–" if results[0].epsilon is None else f"{results[0].epsilon:.2f}"
         norm = "–" if choice.clip_norm is None else f"{choice.clip_norm:g}"

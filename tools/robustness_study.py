@@ -1,6 +1,6 @@
 """How accurate is the worst honest peer where some members send poisonous models, with plain and with robust mixing?
 
-    python tools/robustness_study.py --data FOLDER [--seeds 0,1,2] [--skews 0,0.8] [--assume 2] [--rounds 200]
+    python -m tools.robustness_study --data FOLDER [--seeds 0,1,2] [--skews 0,0.8] [--assume 2] [--rounds 200]
 
 Eight simulated peers, each of which hears all others, train logistic regression on MNIST (without `--data`: an MLP on
 the digits task) with `d-psgd`. The last of them attack: they take part as everybody does, but what they send in the
@@ -28,13 +28,15 @@ import numpy as np
 
 from peer import wire
 from peer.compress.payload import FloatArray
-from peer.config.options import Config, load
+from peer.config.options import Config
 from peer.errors import DivergenceError
 from peer.gossip.effects import OutgoingFrame
 from peer.gossip.mixing import whole
 from peer.simulate.rounds import Simulator
 from peer.train.local_step import Trainer
+from tools.grid import Program
 
+PROGRAM = Program.named("robustness")
 PEERS = 8
 ATTACKS = ("negative", "noise", "shift")
 MIXING = ("plain", "clipped", "trimmed-mean")
@@ -80,32 +82,13 @@ def poison(attack: str, own: FloatArray, honest: Sequence[FloatArray], rng: np.r
     return shifted
 
 
-def settings(arguments: argparse.Namespace, mixing: str, skew: float, seed: int) -> Config:
+def settings(arguments: argparse.Namespace, mixing: str, skew: str, seed: int) -> Config:
     """Return the job."""
     task = ["training.task=digits"]
     if arguments.data is not None:
         task = ["training.task=mnist", f"data.directory={arguments.data}"]
-    return load(
-        environment={},
-        overrides=[
-            *task,
-            "algorithm.name=d-psgd",
-            f"algorithm.mixing={mixing}",
-            f"algorithm.attackers={arguments.assume}",
-            "graph.kind=complete",
-            "compressor.kind=none",
-            "training.batch_size=32",
-            "training.learning_rate=0.1",
-            "training.momentum=none",
-            "training.schedule=cosine",
-            f"data.skew={skew}",
-            "data.holdout_fraction=0",
-            f"run.seed={seed}",
-            f"run.rounds={arguments.rounds}",
-            "evaluation.every_rounds=0",
-            *arguments.set,
-        ],
-    )
+    own = [f"algorithm.mixing={mixing}", f"algorithm.attackers={arguments.assume}", f"data.skew={skew}"]
+    return PROGRAM.config(*task, *own, f"run.seed={seed}", f"run.rounds={arguments.rounds}", *arguments.set)
 
 
 def worst_honest(config: Config, attackers: int, attack: str) -> float | None:
@@ -132,25 +115,17 @@ def cell(figures: Sequence[float | None]) -> str:
 
 def main() -> int:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with the four files of MNIST")
-    parser.add_argument("--seeds", default="0")
-    parser.add_argument("--skews", default="0,0.8")
-    parser.add_argument("--attackers", default="0,1,2")
-    parser.add_argument("--assume", type=int, default=2, help="how many liars the honest peers reckon with")
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the job")
-    arguments = parser.parse_args()
+    arguments = PROGRAM.parse(__doc__)
     print("worst honest peer, %")
     print(f"| skew | attackers | attack | {' | '.join(MIXING)} |")
     print("| --- | --- | --- " + "| ---: " * len(MIXING) + "|", flush=True)
-    for skew, attackers in itertools.product(arguments.skews.split(","), map(int, arguments.attackers.split(","))):
+    for skew, attackers in itertools.product(arguments.skews, arguments.attackers):
         for attack in ATTACKS if attackers else ("none",):
             cells = [
                 cell(
                     [
-                        worst_honest(settings(arguments, mixing, float(skew), int(seed)), attackers, attack)
-                        for seed in arguments.seeds.split(",")
+                        worst_honest(settings(arguments, mixing, skew, seed), attackers, attack)
+                        for seed in arguments.seeds
                     ]
                 )
                 for mixing in MIXING

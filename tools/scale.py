@@ -1,9 +1,9 @@
 """Measures how speed and memory of the simulator grow with the number of peers.
 
-    tools/scale.py                                     10, 100, 1,000 and 10,000 peers, quant-sgp on a one-peer graph
-    tools/scale.py --algorithm sgp --graph ring        another algorithm or graph; both may be repeated
-    tools/scale.py --peers 100000 --rounds 3           as many peers as have been tried
-    tools/scale.py --peers 1000 --profile              where the time goes
+    python -m tools.scale                                  10 to 10,000 peers, quant-sgp on a one-peer graph
+    python -m tools.scale --algorithm sgp --graph ring     another algorithm or graph; both may be repeated
+    python -m tools.scale --peers 100000 --rounds 3        as many peers as have been tried
+    python -m tools.scale --peers 1000 --profile           where the time goes
 
 The model is an MLP 20-64-10 (1,994 parameters) on points around centres, 20 samples a peer, all peers trained as one
 batch. Each measurement is a process of its own with one thread. Times are CPU seconds, so that other work on the
@@ -25,18 +25,13 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-PEERS = (10, 100, 1000, 10_000)
+from peer.config.options import Config
+from tools.grid import Program
+
 PEER_ROUNDS = 8_000
 """Peers × rounds of a measurement, unless --rounds is given: some ten seconds."""
 SAMPLES_OF_A_PEER = 20
-TASK = (
-    "training.task=clusters",
-    "training.batch_size=10",
-    "training.learning_rate=0.05",
-    "training.momentum=none",
-    "data.skew=0",
-    "evaluation.every_rounds=0",
-)
+PROGRAM = Program.named("scale")
 CODED = {"moniqua": ("compressor.kind=modulo", "compressor.bits=4", "algorithm.theta=constant")}
 """What an algorithm needs that the defaults are not made for."""
 
@@ -66,28 +61,16 @@ class Measurement:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=int, action="append", help="by default 10 to 10,000; may be repeated")
-    parser.add_argument("--rounds", type=int, help="by default as many as take some ten seconds")
-    parser.add_argument("--algorithm", action="append", help="by default quant-sgp; may be repeated")
-    parser.add_argument("--graph", action="append", help="by default exponential-one-peer; may be repeated")
-    parser.add_argument("--mode", choices=("both", "stacked", "one-by-one"), default="stacked")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
-    parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
-    parser.add_argument("--profile", action="store_true", help="print where the time of the rounds goes")
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = PROGRAM.parse(__doc__)
     modes = {"both": (False, True), "stacked": (True,), "one-by-one": (False,)}[arguments.mode]
-    algorithms = arguments.algorithm or ["quant-sgp"]
-    graphs = arguments.graph or ["exponential-one-peer"]
     if arguments.here:
-        (peers,), (stacked,), (algorithm,), (graph,) = arguments.peers, modes, algorithms, graphs
+        (peers,), (stacked,), (algorithm,), (graph,) = arguments.peers, modes, arguments.algorithm, arguments.graph
         settings = [f"algorithm.name={algorithm}", f"graph.kind={graph}", *CODED.get(algorithm, ()), *arguments.set]
         print(json.dumps(asdict(measure(peers, arguments.rounds, stacked, settings, profile=arguments.profile))))
         return 0
     found = []
-    for algorithm, graph, stacked in itertools.product(algorithms, graphs, modes):
-        for peers in arguments.peers or PEERS:
+    for algorithm, graph, stacked in itertools.product(arguments.algorithm, arguments.graph, modes):
+        for peers in arguments.peers:
             found.append(_in_own_process(peers, algorithm, graph, stacked, arguments))
             if arguments.json:
                 print(json.dumps(asdict(found[-1])), flush=True)
@@ -100,16 +83,14 @@ def main() -> int:
 
 def measure(peers: int, rounds: int | None, stacked: bool, settings: list[str], *, profile: bool) -> Measurement:
     """Return speed and memory of a simulation in this process."""
-    from peer.config import options as configuration
     from peer.node.participant import Participant
     from peer.records import RoundRecord
     from peer.simulate.rounds import Simulator
 
     rounds = rounds or max(5, PEER_ROUNDS // peers)
 
-    def job(count: int, samples: int) -> configuration.Config:
-        overrides = [f"run.rounds={count}", *TASK, f"training.task_options.samples={samples}", *settings]
-        return configuration.load(overrides=overrides, environment={})
+    def job(count: int, samples: int) -> Config:
+        return PROGRAM.config(f"run.rounds={count}", f"training.task_options.samples={samples}", *settings)
 
     Simulator(job(3, 4 * SAMPLES_OF_A_PEER), Path(), num_peers=4, stacked=stacked).run()
     before = _resident_bytes("VmRSS")
@@ -175,8 +156,8 @@ def print_table(found: list[Measurement]) -> None:
 def _in_own_process(
     peers: int, algorithm: str, graph: str, stacked: bool, arguments: argparse.Namespace
 ) -> Measurement:
-    command = [sys.executable, __file__, "--here", "--peers", str(peers), "--mode", _mode(stacked).replace(" ", "-")]
-    command += ["--algorithm", algorithm, "--graph", graph]
+    command = [sys.executable, "-m", "tools.scale", "--here", "--peers", str(peers)]
+    command += ["--mode", _mode(stacked).replace(" ", "-"), "--algorithm", algorithm, "--graph", graph]
     command += ["--rounds", str(arguments.rounds)] if arguments.rounds else []
     command += [word for change in arguments.set for word in ("--set", change)]
     command += ["--profile"] if arguments.profile else []

@@ -1,6 +1,6 @@
 """Shows what one slow peer costs the others: gradient steps a second with and without it, synchronous and not.
 
-    python tools/slow_peer.py [--peers 8] [--factor 4] [--step-s 0.1] [--rounds 100] [--real] [--json FILE]
+    python -m tools.slow_peer [--peers 8] [--factor 4] [--step-s 0.1] [--rounds 100] [--real] [--json FILE]
 
 Without `--real` the runs are simulated: exact, and over in seconds. With it every peer is a process of its own, whose
 local step is made to last `--step-s` (`peer.min_step_s`), and that of the last peer `--factor` times as long
@@ -11,23 +11,23 @@ Rates are those of single peers, from their own records, without the first tenth
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import statistics
 import tempfile
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from peer.config.options import Config, load
 from peer.config.writer import write_peer_file
-from peer.errors import SottoError
+from peer.lab.study.cell import run_to_the_end
 from peer.ops.local_cluster import Cluster
 from peer.records import RoundRecord
 from peer.simulate.network import LinkModel
 from peer.simulate.run import run
 from peer.state.metrics import MetricsStore
+from tools.grid import Program, write_rows
 
-ALGORITHMS = ("d-psgd", "ad-psgd", "moniqua-ad-psgd")
+PROGRAM = Program.named("slow_peer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +81,7 @@ def real(config: Config, peers: int, factor: float, directory: Path) -> list[lis
     try:
         if factor != 1.0:
             slow_down(cluster, peers - 1, factor)
-        cluster.start()
-        while not cluster.finished():
-            if (failed := cluster.failed()) is not None:
-                raise SottoError(f"{cluster.names[failed[0]]}: {cluster.last_words(failed[0])}")
-            time.sleep(0.2)
+        run_to_the_end(cluster, math.inf)
         cluster.poll()
         return [store.rounds() for store in cluster.stores()[1:]]
     finally:
@@ -95,18 +91,11 @@ def real(config: Config, peers: int, factor: float, directory: Path) -> list[lis
 
 def measure(algorithm: str, factor: float, arguments: argparse.Namespace, directory: Path) -> Row:
     """Run one job and return its row."""
-    settings = [
-        f"algorithm.name={algorithm}",
-        "graph.kind=ring",
-        "data.skew=0",
-        f"run.rounds={arguments.rounds}",
-        "training.warmup_rounds=10",
-        "evaluation.every_rounds=0",
-        f"peer.min_step_s={arguments.step_s}",
-    ]
+    settings = [f"algorithm.name={algorithm}", f"run.rounds={arguments.rounds}"]
+    settings.append(f"peer.min_step_s={arguments.step_s}")
     if algorithm == "moniqua-ad-psgd":
         settings += ["compressor.kind=modulo", "compressor.bits=8"]
-    config = load(environment={}, overrides=settings)
+    config = PROGRAM.config(*settings)
     if arguments.real:
         peers = real(config, arguments.peers, factor, directory)
         evaluations = [
@@ -151,23 +140,14 @@ def table(rows: list[Row]) -> str:
 
 def main() -> None:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--peers", type=int, default=8)
-    parser.add_argument("--factor", type=float, default=4.0, help="how many times slower the slow peer is")
-    parser.add_argument("--step-s", type=float, default=0.1, help="duration of a local step, in seconds")
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
-    parser.add_argument("--real", action="store_true", help="with processes in place of the simulator")
-    parser.add_argument("--json", type=Path, help="write the rows to this file too")
-    arguments = parser.parse_args()
+    arguments = PROGRAM.parse((__doc__ or "").splitlines()[0])
     rows = []
-    for algorithm in arguments.algorithms.split(","):
+    for algorithm in arguments.algorithms:
         for factor in (1.0, arguments.factor):
             with tempfile.TemporaryDirectory() as directory:
                 rows.append(measure(algorithm, factor, arguments, Path(directory)))
     print(table(rows))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    write_rows(rows, arguments.json)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from peer import gossip
+from peer.lab.study.description import read_description
 from peer.run import plan as run_plan
 from tools import scale, study
 
@@ -21,29 +22,33 @@ def arguments(tmp_path: Path, **changes: object) -> argparse.Namespace:
     return argparse.Namespace(**values | {"device": "cpu"} | changes)
 
 
+def described(name: str) -> study.Study:
+    return read_description(study.Study, study.STUDIES[name])
+
+
 def test_the_study_of_mnist_has_every_algorithm() -> None:
-    assert {setting.name for setting in study.MNIST.settings} == set(gossip.ALGORITHMS)
+    assert {each.name for each in described("mnist").contenders} == set(gossip.ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", study.STUDIES)
 def test_no_setting_is_one_that_the_validator_refuses(name: str, tmp_path: Path) -> None:
-    for run in study.plan(study.STUDIES[name], arguments(tmp_path)):
+    for run in study.plan(described(name), arguments(tmp_path)):
         findings = run_plan.validate_config(run.config, Path(), run.peers)
         assert not [finding.sentence for finding in findings if finding.level == "error"], study.describe(run)
 
 
 @pytest.mark.parametrize("name", study.STUDIES)
 def test_every_run_has_a_key_of_its_own_that_the_place_of_the_data_does_not_change(name: str, tmp_path: Path) -> None:
-    here, there = (list(study.plan(study.STUDIES[name], arguments(folder))) for folder in (tmp_path, tmp_path / "x"))
+    here, there = (list(study.plan(described(name), arguments(folder))) for folder in (tmp_path, tmp_path / "x"))
     assert len({run.key for run in here}) == len(here)
     assert [run.key for run in here] == [run.key for run in there]
-    other_seed = study.plan(study.STUDIES[name], arguments(tmp_path, seed=1))
+    other_seed = study.plan(described(name), arguments(tmp_path, seed=1))
     assert not {run.key for run in here} & {run.key for run in other_seed}
 
 
 def test_cifar_runs_have_whole_epochs_of_the_share_of_a_peer(tmp_path: Path) -> None:
-    run = next(study.plan(study.CIFAR, arguments(tmp_path, epochs=2)))
-    assert run.config.run.rounds * run.config.training.batch_size * study.PEERS == pytest.approx(2 * 50_000, rel=1e-3)
+    run = next(study.plan(described("cifar"), arguments(tmp_path, epochs=2)))
+    assert run.config.run.rounds * run.config.training.batch_size * run.peers == pytest.approx(2 * 50_000, rel=1e-3)
 
 
 def write_mnist(folder: Path) -> None:

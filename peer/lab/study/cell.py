@@ -92,7 +92,7 @@ def run_cell(config: Config, num_peers: int, profile: Profile, *, limit_s: float
         )
         before = [network.sent_bytes(peer) for peer in range(num_peers)]
         try:
-            _run_to_the_end(cluster, limit_s)
+            run_to_the_end(cluster, limit_s)
             sent = [network.sent_bytes(peer) - before[peer] for peer in range(num_peers)]
             # Not `cluster.poll`, which would also judge the averaged model.
             records = [_rounds_of(folder) for folder in cluster.state_folders]
@@ -102,7 +102,8 @@ def run_cell(config: Config, num_peers: int, profile: Profile, *, limit_s: float
             cluster.close()
 
 
-def _run_to_the_end(cluster: Cluster, limit_s: float) -> None:
+def run_to_the_end(cluster: Cluster, limit_s: float) -> None:
+    """Start the peers and wait until all have ended. Raises SottoError if one fails or `limit_s` is exceeded."""
     until = time.monotonic() + limit_s
     cluster.start()
     while not cluster.finished():
