@@ -1,4 +1,4 @@
-"""The averaging rate η for who sets none: what algorithm and compressor bear, by theory and by measurement."""
+"""The default averaging rate η: what algorithm and compressor bear, by theory and by measurement."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, l
     with 0.06, 0.1 and 0.3 they stay apart, and runs end with that distance. With an error memory it is lower (the
     Sparse-Push paper used smaller ones still, for runs of 200 epochs).
 
-    What sparse compressors keep of differences to replicas is taken to be their fraction, however few bits the kept
-    values have: rounding to nearest leaves 91 % and more of the energy of normal and Laplace numbers, at 1 to 8 bits, 1
-    to 10 % kept and 1,000 to 37,000 in a layer. The bound for the worst vector falls to a twentieth of that where
-    layers are large.
+    Sparse compressors are taken to keep their fraction of differences to replicas, however few bits the kept values
+    have: rounding to nearest leaves 91 % and more of the energy of normal and Laplace numbers, at 1 to 8 bits, 1 to 10
+    % kept and 1,000 to 37,000 in a layer. The bound for the worst vector falls to a twentieth of that where layers are
+    large.
     """
     if spec.default_averaging_rate is not None:
         return spec.default_averaging_rate

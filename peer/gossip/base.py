@@ -33,11 +33,11 @@ from peer.gossip.shared_copies import SharedCopies
 from peer.wire.message import Message, MessageKind
 
 Digests: TypeAlias = tuple[int, ...]
-"""Of the layers of a replica, XXH3-64."""
+"""XXH3-64 of each layer of a replica."""
 
 
 class GraphNeed(enum.Enum):
-    """What an algorithm's theory asks of the mixing matrices."""
+    """Requirement that an algorithm's theory places on the mixing matrices."""
 
     NONE = "any graph, unused"
     COLUMN = "column stochastic; may be directed and change over time"
@@ -52,7 +52,7 @@ class Memory(enum.Enum):
 
     NONE = "none"
     ERRORS = "error_memory"
-    """What the compressor left out so far."""
+    """Accumulated error of the compressor."""
     REPLICAS = "replicas"
     """A copy of each neighbour's model, built from the differences that it sends."""
     LAST_STEP = "last_step"
@@ -61,7 +61,7 @@ class Memory(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmSpec:
-    """What the validator, the lists and the help texts need to know of an algorithm."""
+    """Properties of an algorithm for the validator, the lists and the help texts."""
 
     name: str
     summary: str
@@ -112,8 +112,7 @@ class AlgorithmSpec:
     corrects_drift: bool = False
     """Can make up for gradients that always pull a peer the same way (`NodeContext.drift_gain`)."""
     tells_all: int | None = None
-    """The phase in which what a peer sends is the same for all that hear it: what all are to share then. None: there is
-    none, or nothing depends on it."""
+    """The phase in which a peer sends all its receivers the same, and they rely on that. None: no such phase."""
     robust_mixing: bool = False
     """Can clip or trim what it hears (`NodeContext.robust`): it mixes whole models, and nothing rests on their sum."""
 
@@ -211,7 +210,7 @@ class NodeContext:
     rounds: int = 0
     """Rounds of the whole run (SCSP needs to know which are the last)."""
     seed: int = 0
-    """Of the run; algorithms without rounds draw their partners by it."""
+    """Seed of the run; algorithms without rounds draw their partners by it."""
     modulo: ModuloOptions = field(default_factory=ModuloOptions)
     final: FinalRounds = field(default_factory=FinalRounds)
     server: ServerOptions = field(default_factory=ServerOptions)
@@ -221,12 +220,12 @@ class NodeContext:
     momentum: Callable[[], MomentumRule] = NoMomentum
     """Makes the momentum that acts on the mean of all peers' gradients (`AlgorithmSpec.acts_on_mean`)."""
     shared_copies: SharedCopies | None = None
-    """Where the replicas are that all peers of one process have in common; None: each peer keeps its own."""
+    """Replicas that all peers of one process have in common; None: each peer keeps its own."""
     imposed: dict[int, Payload] = field(default_factory=dict)
-    """Round → what this peer sent in it before it crashed. Where its arithmetic is not repeatable, the round is
-    repeated with that instead of what the compressor makes: the others have it."""
+    """Round → payload that this peer sent in it before a crash. Where arithmetic is not repeatable, the repeated round
+    sends it in place of the compressor's output, since the others have it already."""
     imposed_parts: dict[tuple[int, int, int], Payload] = field(default_factory=dict)
-    """(round, phase, receiver) → the same, where messages are parts, of which every receiver gets its own."""
+    """(round, phase, receiver) → the same, for messages in parts, where every receiver gets its own."""
 
 
 _MOMENTUM = "momentum."
@@ -257,7 +256,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What an algorithm can say about its own health after a round; None where it does not apply."""
+    """Health figures of an algorithm after a round; None where a figure does not apply."""
 
     push_weight: float = 1.0
     error_norm: float | None = None
@@ -277,9 +276,9 @@ class NeighborCopies(Protocol):
     `replicas.py`."""
 
     senders: tuple[int, ...]
-    """Of whom there is a copy here."""
+    """Peers whose copy is kept here."""
     receivers: tuple[int, ...]
-    """Who keeps a copy of this peer."""
+    """Peers that keep a copy of this one."""
 
     @property
     def own(self) -> FloatArray:
@@ -293,7 +292,7 @@ class NeighborCopies(Protocol):
 
     @property
     def keeps_own(self) -> bool:
-        """Whether `keep_own` has kept anything that is not forgotten."""
+        """Whether a copy that `keep_own` kept is still here."""
         ...
 
     def keep_own(self, t: int) -> None: ...
@@ -305,7 +304,7 @@ class Algorithm(ABC):
 
     spec: ClassVar[AlgorithmSpec]
     message_kind: ClassVar[MessageKind] = MessageKind.GOSSIP
-    """Of the messages of a round. PART: messages have sizes of their own, which `check_part` judges."""
+    """Kind of a round's messages. PART: messages have sizes of their own, which `check_part` judges."""
     replicas: NeighborCopies | None = None
     """Set where `spec.memory` is REPLICAS."""
 
@@ -344,7 +343,7 @@ class Algorithm(ABC):
         With a driver that goes on without late peers, `inbox` may lack some of `awaits`, if `spec.tolerates_late`.
         """
 
-    # What an honest neighbour may send (`gossip.judge`).
+    # Rules for what an honest neighbour may send (`gossip.judge`).
 
     def hears(self, t: int, sender: int) -> bool:
         """Return whether an honest `sender` has a message for this peer in round t."""
@@ -366,11 +365,11 @@ class Algorithm(ABC):
         phase. The sender is a member of that round."""
 
     def check_repair(self, repair: Message) -> None:
-        """Raise RemoteProtocolError unless a repair can be applied. Where the rounds ask for repairs it is one that the
-        exchange under way waits for."""
+        """Raise RemoteProtocolError unless a repair can be applied. In algorithms whose rounds ask for repairs, the
+        exchange under way waits for it."""
         raise RemoteProtocolError("sent a repair in an algorithm that has none", peer=repair.sender)
 
-    # What may come at any time.
+    # Calls that may come at any time.
 
     def absorb_late(self, message: Message) -> None:
         """Apply the message of an earlier round that `advance` went on without.
@@ -382,12 +381,12 @@ class Algorithm(ABC):
     def without(self, peer: int) -> None:
         """Go on without a peer that is lost for good. Called between rounds.
 
-        Where there is no push-sum, what was put back for a message that did not come stays.
+        Without push-sum, values put back for a message that did not come stay.
         """
         raise NotImplementedError(f"{self.spec.name} cannot lose a peer")
 
     def take_back(self, unreceived: Sequence[Message]) -> None:
-        """Add the mass of own messages to one lost peer that never got them: it is as if this peer had kept it.
+        """Add back the mass of own messages that a lost peer never got, as if this peer had kept it.
 
         Called between rounds, after `without`, perhaps some rounds later. Only with push-sum.
         """
@@ -395,8 +394,7 @@ class Algorithm(ABC):
             self.absorb_late(message)
 
     def start_anew(self) -> None:  # noqa: B027 (most keep nothing that speaks of the graph)
-        """Forget what speaks of the members so far: they are others from the next round on, and the schedule is
-        theirs."""
+        """Forget all state tied to the former members: from the next round on, members and schedule are others."""
 
     def shrunk_(self, scale: float) -> None:  # noqa: B027 (most keep nothing that goes with x)
         """Take note that x was multiplied by `scale`, because a joining peer got the rest."""

@@ -1,10 +1,10 @@
 """The exchanges that end a round whose successor has other members: mass changes hands, new edges get replicas.
 
 They are further phases of the round, after those of the algorithm, so that sequence numbers, journal and replay treat
-them like any other exchange. Which transfers there are follows from the membership and the graphs alone, so that every
-peer expects the same ones.
+them like any other exchange. The transfers follow from the membership and the graphs alone, so that every peer expects
+the same ones.
 
-What is carried over, and why the mass stays right:
+State carried over, and why the mass stays right:
 
 - push-sum (sgp, sparse-push, scsp, quant-sgp): a joining peer gets half of its sponsor's (x, u), a leaving peer gives
   all of its (x, u) to its heir. Σx and Σu do not change, and the heir's is the only z that does. The error memory of a
@@ -14,8 +14,8 @@ What is carried over, and why the mass stays right:
   joining peer starts at its sponsor's x, a leaving one gives nothing: the mean is that of the models that are there.
 - replicas x̂ (choco-sgd, quant-sgp, dcd-psgd, ecd-psgd): a new edge begins with the whole replica, bit for bit. Where x
   jumps (a sponsor, an heir, a joining peer) its replica restarts at the new x at all receivers. Otherwise they would be
-  wrong by that jump for many rounds, though no mass would be lost. What DCD and ECD keep of those who stay is
-  untouched: it follows from the payloads, whoever else hears them.
+  wrong by that jump for many rounds, though no mass would be lost. The copies that DCD and ECD keep of remaining peers
+  are untouched: they follow from the payloads, whoever else hears them.
 - the memory of D² (d2, moniqua-d2) starts anew at all peers (`Algorithm.start_anew`).
 - modulo codes with hashes: no peer leaves the round, or a neighbour of this round, before its neighbours have read its
   codes, since they may ask for more bits of them. Reference codes begin whole on a new edge.
@@ -55,7 +55,7 @@ class Transfer:
     giver: int
     taker: int
     is_all: bool
-    """A leaving peer's; otherwise a sponsor's part for a joining one."""
+    """True: all of a leaving peer's; False: a sponsor's part for a joining one."""
 
 
 def transfers(views: ViewSchedule, t: int, spec: AlgorithmSpec) -> tuple[Transfer, ...]:
@@ -204,7 +204,7 @@ class Boundary:
         replicas = self._algorithm.replicas
         if replicas is None:
             return None
-        # Whose x has jumped. Without push-sum a sponsor keeps all of its x.
+        # The peers whose x has jumped. Without push-sum a sponsor keeps all of its x.
         restart = {each.taker for each in self._moved}
         if self._algorithm.spec.push_sum:
             restart |= {each.giver for each in self._moved}

@@ -1,21 +1,21 @@
-"""A bandwidth budget: how much a message may carry so that every link of a peer stays below so many bytes a second.
+"""A bandwidth budget: messages small enough to keep every link of a peer below a number of bytes per second.
 
-What is turned down is the compressor's own setting, the fraction that top_k and random_k keep or the bits of qsgd and
-modulo; the algorithm is none the wiser, because every payload says how it was made and its error feedback keeps the
-rest. Two things work together:
+The budget turns down the compressor's own setting: the fraction that top_k and random_k keep, or the bits of qsgd and
+modulo. The algorithm need not know, because every payload says how it was made and its error feedback keeps the rest.
+Two mechanisms work together:
 
 - A token bucket for each link. It is empty at first, fills at nearly the budget, holds `BURST_S` seconds of it, and a
   round may begin while no bucket is in debt. A message may be larger than what is left, and the debt is waited for
-  afterwards. So in any T seconds a link carries at most budget · (T + BURST_S) bytes and one message more, and from the
-  beginning on budget · T and one message, whatever the second part does.
-- A decision in every `EVERY`-th round, meant to make that wait unnecessary: of the variants of the compressor the
-  largest whose messages, judging by those of the last rounds, fit into budget × (seconds of a round without the wait).
+  afterwards. In any T seconds a link thus carries at most budget · (T + BURST_S) bytes and one message more, and from
+  the beginning on budget · T and one message, whatever the second mechanism does.
+- A decision in every `EVERY`-th round, meant to make that wait unnecessary. It takes the largest variant of the
+  compressor whose messages, judging by the last rounds, fit into budget × (seconds of a round without the wait).
 
-All receivers of a round share one payload, so that the link with the most bytes decides. Where not even the smallest
-variant fits, what remains is the wait: the peer slows down.
+All receivers of a round share one payload, so that the link with the most bytes decides. If not even the smallest
+variant fits, the peer waits, and slows down.
 
 Decisions follow the clock, and are therefore state: `state` holds them, and a driver that may have to repeat rounds
-keeps every decision before it sends what came of it, and gives it back with `replay`. Here, too, the time is an
+keeps every decision before it sends the resulting messages, and gives it back with `replay`. Here, too, the time is an
 argument.
 """
 
@@ -31,31 +31,31 @@ import numpy.typing as npt
 from peer.compress import BoundedCompressor, Layout, Modulo, Qsgd, RandomK, TopK
 
 BURST_S = 1.0
-"""A link that was quiet may send so many seconds of its budget at once."""
+"""Seconds of its budget that a quiet link may send at once."""
 
 EVERY = 4
 """Rounds from one decision to the next: a decision is kept on disk before anything is sent by it."""
 
 FILLING = 0.97
-"""The part of the budget that the bucket fills at; the headers of the link layer, which nobody counts here, have the
-rest (14 bytes a packet on Ethernet: 1 % of full packets)."""
+"""Fraction of the budget at which the bucket fills. The rest is for link-layer headers, which are not counted here (14
+bytes a packet on Ethernet: 1 % of full packets)."""
 
 HEADROOM = 0.95
-"""Messages are chosen to use this part of the budget, so that rounds that vary need not wait."""
+"""Fraction of the budget that messages are chosen to use, so that rounds that vary need not wait."""
 
 REFILL_S = 4.0
-"""A bucket that is less than half full is to be so again after about this long."""
+"""Approximate seconds in which a bucket below half refills to half."""
 
 LEAST_FRACTION = 0.125
-"""The smallest variant keeps this part of what the configuration asks for: the averaging rate has to suit all
-variants, and a rate that suits much less would slow the run down more than the wait does."""
+"""Fraction of the configured setting that the smallest variant keeps: the averaging rate has to suit all variants, and
+one that suits much less would slow the run down more than the wait does."""
 
 VARIANTS_PER_HALVING = 8
 """Neighbouring fractions differ by 9 %."""
 
 
 def variants_of(compressor: BoundedCompressor) -> tuple[BoundedCompressor, ...]:
-    """Return the compressor and what it can be turned down to, ever smaller; alone where it has nothing to turn."""
+    """Return the compressor and its smaller variants, largest first; the compressor alone if it has none."""
     if isinstance(compressor, TopK | RandomK):
         steps = round(-VARIANTS_PER_HALVING * float(np.log2(LEAST_FRACTION)))
         fractions = [compressor.fraction * 2.0 ** (-step / VARIANTS_PER_HALVING) for step in range(steps + 1)]
@@ -78,10 +78,10 @@ def nominal_bits(compressor: BoundedCompressor, layout: Layout, whole_below: int
 
 @dataclass
 class _Link:
-    """What one link has sent, and what it may still send."""
+    """Account of one link: bytes sent, and bytes that it may still send."""
 
     level: float = 0.0
-    """Bytes in the bucket; below 0: to be waited for."""
+    """Bytes in the bucket; below 0: a debt to wait for."""
     handed_over: int = 0
     """Bytes given to the link in frames."""
     measured: int = 0
@@ -92,7 +92,7 @@ class _Link:
 
 
 class BandwidthBudget:
-    """The buckets of one peer's outgoing links, and which variant of the compressor its rounds use."""
+    """The buckets of one peer's outgoing links, and the compressor variant that its rounds use."""
 
     def __init__(self, bytes_per_s: float, links: Collection[int], costs: Sequence[float]) -> None:
         """`costs` are the nominal sizes of the variants, falling; only their ratios count."""
@@ -198,7 +198,7 @@ class BandwidthBudget:
         return int(fitting[0]) if fitting.size else self._costs.size - 1
 
     def _learn(self, size: float) -> None:
-        """Take note of what a round of the variant in use took; where that changed, the others' sizes change alike."""
+        """Note the size of a round with the variant in use; a change of it changes the others' sizes alike."""
         known = self._sizes[self.variant]
         if not np.isnan(known):
             self._sizes += size - known
@@ -207,8 +207,8 @@ class BandwidthBudget:
     def _expected_sizes(self) -> npt.NDArray[np.float64]:
         """Return the logarithm of the bytes a round would take with each variant.
 
-        Between two variants that were tried, along the line between them: entropy coding makes sizes fall otherwise
-        than the nominal ones. Beyond them, in proportion to the nominal sizes.
+        Between two variants that were tried, sizes are interpolated linearly, since entropy coding makes them fall
+        differently from the nominal ones. Beyond them, sizes are proportional to the nominal ones.
         """
         tried = np.flatnonzero(~np.isnan(self._sizes))
         if not tried.size:

@@ -37,12 +37,12 @@ from peer.wire.message import Message, MessageKind
 
 
 class AllReduce(Algorithm):
-    """x ← x − γ · mean_j g_j(x), or x ← x − γ · Adam(mean_j g_j(x)): everyone sends its gradient whole to everyone.
+    """x ← x − γ · mean_j g_j(x), or x ← x − γ · Adam(mean_j g_j(x)): every peer sends its whole gradient to all others.
 
-    Synchronous data-parallel SGD. Where everyone tells all the same gradient, the mean is the same to the last bit on
-    all peers whose processors round alike (ascending index), and so is x. Of a peer that is lost some may have heard a
-    gradient that others have not: when the graph without it begins, all take the model of the first of them
-    (`boundary.transfers`). Where members change, Adam begins anew at all peers alike, since a newcomer has no moments.
+    Synchronous data-parallel SGD. If every peer sends the same gradient to all, the mean (in ascending index) and x are
+    bit for bit the same on all peers whose processors round alike. Only some peers may have heard a lost peer's last
+    gradient: when the graph without it begins, all take the model of the first member (`boundary.transfers`). Where
+    members change, Adam begins anew at all peers, since a newcomer has no moments.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -72,7 +72,7 @@ class AllReduce(Algorithm):
         return Exchange(dict.fromkeys(self._others, message), frozenset(self._others))
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
-        # The mean of those who were heard: nobody is left out but who is lost.
+        # The mean of the peers that were heard: only lost peers are left out.
         check_inbox(inbox, self._others, self._t, self.node.layout, may_lack=can_lose_peers(self.node))
         step_by_mean_(self.x, self.node, self._momentum, self._rate, self._own, inbox)
         return None
@@ -128,7 +128,7 @@ class ParameterServer(Algorithm):
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         self._momentum = node.momentum()
-        """Of the server; that of a worker is never used."""
+        """Momentum of the server; that of a worker is never used."""
         peers = range(node.schedule.num_peers)
         self.server = node.server.peer
         if self.server not in peers:

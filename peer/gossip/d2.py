@@ -1,4 +1,4 @@
-"""D²: decentralized SGD whose memory of the last step cancels what sets the peers' data apart."""
+"""D²: decentralized SGD whose memory of the last step cancels the differences between the peers' data."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class D2(Algorithm):
     γ₋₁ g₋₁ = 0, so that h = x₀ − γ g. Converges with any difference between the peers' data if W is symmetric and
     λ_min(W̄) > −1/3; η = ½ gives that on every graph.
 
-    Where the members change it begins again with a plain step, h = x − γ g, as in its first round. That the mean moves
-    by −γ ḡ alone rests on the mean of x − x₋₁ + γ₋₁ g₋₁ being zero, which it is for all members of the last round
-    together and for no part of them: a share of a peer that is gone would be added again in every round. What the
-    memory had cancelled of the differences between the peers has to be learned anew, and peers that are apart begin as
-    peers do whose x₀ differ: the paper's bound then has their distance as one more term, which decays like the others.
+    When the members change, it begins again with a plain step, h = x − γ g, as in its first round. The mean moves by −γ
+    ḡ alone only if the mean of x − x₋₁ + γ₋₁ g₋₁ is zero. That holds for all members of the last round together, not
+    for a part of them: a departed peer's share would be added again in every round. The memory must then be learned
+    anew, and peers that are apart begin like peers with different x₀: their distance is one more term of the paper's
+    bound, which decays like the others.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(

@@ -1,4 +1,4 @@
-"""How long to wait for each neighbour before it counts as late, from how late it was so far.
+"""Deadlines of neighbours: the wait before each counts as late, from its past lateness.
 
 The lateness of a neighbour in a round is the time from our own message to its message, 0 where its message came first.
 Links and devices differ: one limit for all is too long for most of them and too short for some. The deadline of a
@@ -6,8 +6,8 @@ neighbour is `median + 6 × 1.4826 × MAD` of its last 32 latenesses plus a smal
 the configuration. (MAD is the median absolute deviation; times 1.4826 it estimates σ, and six of these are rare even
 with heavy tails.)
 
-Messages that came after their round had gone on count with their lateness, too. So the deadline of a link that became
-slower grows until it is met again, or the limit is reached.
+Messages that came after their round had gone on count with their lateness, too. The deadline of a link that became
+slower thus grows until it is met again or reaches the limit.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from collections.abc import Mapping, Sequence
 
 WINDOW = 32
 ENOUGH = 8
-"""The limit holds until so many rounds were heard: a median of fewer says little."""
+"""Rounds to be heard before a deadline replaces the limit: a median of fewer says little."""
 SLACK_S = 0.05
 """A pause of the scheduler or the garbage collector is no lateness."""
 
 
 class Deadlines:
-    """What is known of the lateness of each in-neighbour. The time is always an argument or a difference."""
+    """Past lateness of each in-neighbour. The time is always an argument or a difference."""
 
     def __init__(self, *, limit_s: float, adaptive: bool) -> None:
-        """`limit_s` is the deadline of a neighbour of which little is known, and the longest deadline of any."""
+        """`limit_s`: the longest deadline, and that of a neighbour whose lateness is not known well."""
         self.limit_s, self.adaptive = limit_s, adaptive
         self._lateness: dict[int, deque[float]] = {}
         self._after_s: dict[int, float] = {}
 
     def heard(self, neighbor: int, lateness_s: float) -> None:
-        """Take note that a round's message came so long after our own."""
+        """Record that a round's message came `lateness_s` after our own."""
         window = self._lateness.setdefault(neighbor, deque(maxlen=WINDOW))
         window.append(max(0.0, lateness_s))
         self._after_s.pop(neighbor, None)

@@ -1,4 +1,4 @@
-"""Drift correction: what each peer learns of how its own gradients differ from the mean of all peers'.
+"""Drift correction: each peer learns how its own gradients differ from the mean of all peers' gradients.
 
 A gradient that always pulls a peer the same way, as that of its own labels does, keeps the peer at a distance from the
 others at which averaging pulls back as strongly. That pull is therefore the difference from the mean gradient, and
@@ -20,8 +20,7 @@ from peer.gossip.mixing import add_scaled_, restored_like
 
 _PART_OF_GAP = 1 / 6
 _MOST_OF_GAP = 0.08
-"""A larger gap counts as this one: what compression lets the copies lag behind limits β on such graphs, not the
-graph."""
+"""A larger gap counts as this one: on such graphs not the graph limits β but the lag of compressed copies."""
 _CORRECTION, _NUMBERS = "drift.correction", "drift.gain_and_rate"
 
 

@@ -1,4 +1,4 @@
-"""What a call on a peer asks of whoever drives it, in one value from the algorithm to the socket.
+"""Effects: all that a call on a peer asks of its driver, in one value from the algorithm to the socket.
 
 A session or a pair node returns `Effects` with messages. The participant encodes these as outgoing frames and adds the
 record of a finished round; the durable peer journals the frames and numbers them; daemon and simulator send them, set
@@ -40,7 +40,7 @@ class OutgoingFrame:
     seq: int = 0
     """Its number on the stream to the receiver, once the durable peer has assigned it; 0 for frames without one."""
     told_in: tuple[int, int] | None = None
-    """(round, phase), where all that hear the sender then are to get the same bytes."""
+    """(round, phase) in which all receivers of the sender are to get the same bytes; None for other frames."""
     values: int = 0
     """Parameters that the message describes."""
     entropy_bits: float = 0.0
@@ -59,19 +59,19 @@ class Effects:
     wake_at: float | None = None
     """When `timer` is to be called, in the clock of `now`; None: it has nothing to wait for."""
     duplicates: int = 0
-    """Messages that were taken before, or whose round is over; dropped."""
+    """Number of messages dropped because they were taken before or their round is over."""
     news: list[Change] = field(default_factory=list)
     """Membership changes that were not known before: there may be other neighbours now."""
     returned: list[tuple[int, Message]] = field(default_factory=list)
     """(lost peer, own message) whose mass came back to this peer, since the lost one never had it."""
     refused: list[RemoteProtocolError] = field(default_factory=list)
-    """What came earlier and turned out to be what no honest peer sends. It is not kept; the links to those whom the
-    errors name are to be reset."""
+    """Errors of earlier messages that turned out to be none of an honest peer's. The messages are not kept; the links
+    to the peers that the errors name are to be reset."""
     receipts: dict[int, int] = field(default_factory=dict)
     """Neighbour → up to which number its frames would survive a power cut here now."""
 
     finished: int | None = None
-    """The round that this call completed. What follows belongs to it."""
+    """The round that this call completed. The fields after this one belong to it."""
     record: RoundRecord | None = None
     """The record of the finished round; the participant fills it in."""
     skipped: tuple[int, ...] = ()

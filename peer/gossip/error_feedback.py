@@ -1,8 +1,7 @@
-"""Error feedback: what the compressor left out is kept and sent later. DeepSqueeze, Sparse-Push and SCSP.
+"""Error feedback: the compressor's error is kept and sent later. DeepSqueeze, Sparse-Push and SCSP.
 
-With v = x̃ + δ a peer sends c = C[v] and keeps δ = v − c, both from the payload itself. Whatever C does, the own term
-of the average is c too, so that Σ x moves by the gradient steps only; δ is a memory of what is yet to be told, not
-mass.
+With v = x̃ + δ a peer sends c = C[v] and keeps δ = v − c, both from the payload itself. The own term of the average is
+c too, so that Σ x moves by the gradient steps only, for any C; δ is a memory of values not sent yet, not mass.
 """
 
 from __future__ import annotations
@@ -175,8 +174,8 @@ class Scsp(SparsePush):
     """Sparse-Push whose last `final_rounds` of `rounds` are gossip only, in full precision and at rate 1.
 
     Aketi et al. 2021, Skew-Compensated Sparse-Push, Algorithm 2: "full communication is far more vital towards the end
-    of the training". No gradient there; t and the graphs run on; δ is dropped at the first of these rounds (it is what
-    was not told yet of a model that is now told whole).
+    of the training". These rounds have no gradient; t and the graphs run on. The first of them drops δ: models are sent
+    whole from then on.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(

@@ -1,7 +1,7 @@
 """Gossip that sends whole models: local training, D-PSGD and push-sum SGD (SGP).
 
-They lose nothing themselves. With a compressor other than `none` (bfloat16 on the wire, say) both ends still count what
-was sent, so that the average of all models moves by the gradients alone.
+They lose nothing themselves. With a compressor other than `none` (bfloat16 on the wire, say) both ends still count the
+values as sent, so that the average of all models moves by the gradients alone.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Local(Algorithm):
 class DPsgd(Algorithm):
     """x ← x + η Σ_j (W_ij − I_ij) x_j − γ g(x), combine then adapt: the gradient is that at the old x.
 
-    Lian et al. 2017 (D-PSGD), equation 4 of the Moniqua paper. What is sent does not depend on the gradient, so that
-    compute and communication can overlap. Invariant on doubly stochastic W: Σ x changes by the gradient steps only.
+    Lian et al. 2017 (D-PSGD), equation 4 of the Moniqua paper. Messages do not depend on the gradient, so that compute
+    and communication can overlap. Invariant on doubly stochastic W: Σ x changes by the gradient steps only.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -104,7 +104,7 @@ class DPsgd(Algorithm):
         return None
 
     def _add_robust_(self, rule: RobustMixing, inbox: Mapping[int, Message]) -> None:
-        """Mix with who is heard: the weight of a peer that is lost stays here, in the difference form."""
+        """Mix with the peers heard. In the difference form the weight of a lost peer stays here."""
         layout, dtype = self.node.layout, self.x.dtype
         heard = [
             (message.mixing_weight, decompress_layers(message.layers, layout, dtype))

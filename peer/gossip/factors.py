@@ -6,8 +6,8 @@ is P, r vectors as long as a column, and the factor Mᵀ P. Layers whose two fac
 layer, vectors among them, have no basis and are their own factor.
 
 All peers multiply out the same factors and orthonormalize them, and have to get the same bits, whatever their processor
-and libraries. So these two use elementwise operations alone, and sums by halves. A projection is one peer's own, and
-has to give the same bits on one machine only.
+and libraries. These two therefore use only elementwise operations, and sums by halves. A projection is one peer's own,
+and has to give the same bits on one machine only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from peer.compress.payload import FloatArray
 from peer.native import lib, pointer
 
 _DEPENDENT = 2.0**-20
-"""A vector of which less than this part is left without its shares in the earlier ones says nothing new."""
+"""A vector counts as dependent on the earlier ones if less than this fraction of it is left without its shares in
+them."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Factors:
     the vectors of a layer follow one another."""
 
     def __init__(self, layout: Layout, rank: int) -> None:
-        """`rank`: r, of every layer that has a basis."""
+        """`rank`: r of every layer that has a basis."""
         self._layers: list[_Layer] = []
         ends, basis_ends = [0, 0], [0, 0]
         sizes: tuple[list[int], list[int]] = ([], [])

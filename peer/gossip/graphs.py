@@ -1,4 +1,4 @@
-"""The graph families: who may send to whom, by name in one table.
+"""The graph families, by name in one table: the edges along which peers send.
 
 A `Graph` lists directed edges j → i (j sends, i receives) without the self-loops, which every peer has. A family
 returns one graph, or several that take turns round by round. Weights are the business of `topology`; only families
@@ -29,7 +29,7 @@ MAX_EDGES = 1 << 22
 """More edges than this are refused before they are built (4.2 million: a complete graph of 2,048 peers)."""
 
 MAX_REDRAWS = 200
-"""How many random graphs are drawn in search of a strongly connected one before the settings are refused."""
+"""Random graphs drawn in search of a strongly connected one before the settings are refused."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Graph:
     weights: Float64Array | None = None
     """float64[m]: W[i, j], for graphs that bring their own weights."""
     self_weights: Float64Array | None = None
-    """float64[n]: W[j, j]; None where it is what the column leaves over."""
+    """float64[n]: W[j, j]; None: the remainder of each column."""
 
     @property
     def is_undirected(self) -> bool:
@@ -54,7 +54,7 @@ class Graph:
         return bool(np.array_equal(forth, back))
 
     def out_degrees(self) -> IntArray:
-        """Return int64[n]: to how many others each peer sends."""
+        """Return int64[n]: the number of receivers of each peer."""
         return np.bincount(self.senders, minlength=self.num_peers).astype(np.int64)
 
 
@@ -69,7 +69,7 @@ class GraphFile:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphRequest:
-    """What a family builds from."""
+    """Settings from which a family builds."""
 
     num_peers: int
     degree: int = 3

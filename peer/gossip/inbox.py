@@ -1,4 +1,4 @@
-"""The messages of one peer's rounds that have come and are not used yet."""
+"""Messages of one peer's rounds that were received and not used yet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Inbox:
         return self._messages.pop((round_, phase, sender), None)
 
     def drop(self, sender: int, from_round: int) -> None:
-        """Forget what a sender sent of a round and later ones."""
+        """Forget a sender's messages of a round and of later ones."""
         self._messages = {
             key: message for key, message in self._messages.items() if key[2] != sender or key[0] < from_round
         }

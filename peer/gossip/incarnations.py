@@ -2,8 +2,8 @@
 
 A device that was declared lost never comes back under its number: messages of it may still be on their way, and nobody
 knows which of its state others rely on. It joins as an entirely new peer, under a number of its own. Everything that
-keeps state for a number (streams, receipts, replicas, votes, losses, journals) sees two peers that have nothing in
-common; only what maps numbers to names, addresses, certificates and data asks which device a number belongs to.
+keeps state for a number (streams, receipts, replicas, votes, losses, journals) sees two unrelated peers; only the maps
+from numbers to names, addresses, certificates and data ask for the device of a number.
 
 The first incarnation of a device has its index as its number, so that runs in which nobody comes back have the numbers
 that they always had. Each further one has the number of the one before it, plus the stride: as many as there can be
@@ -15,21 +15,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_NEWCOMERS = 1024
-"""So many devices may join beyond those that everybody lists."""
+"""Most devices that may join beyond those that everybody lists."""
 MAX_INCARNATIONS = 64
-"""So often a device may take part: each number below the highest costs a row of every matrix."""
+"""Most incarnations of a device: each number below the highest costs a row of every matrix."""
 
 
 @dataclass(frozen=True)
 class Numbering:
-    """How numbers of peers and indices of devices belong together in one run; the same on all devices."""
+    """Map between peer numbers and device indices of one run; the same on all devices."""
 
     num_listed: int
     """Devices that everybody lists."""
 
     @property
     def stride(self) -> int:
-        """How far the numbers of two incarnations that follow each other are apart."""
+        """Difference between the numbers of successive incarnations."""
         return self.num_listed + MAX_NEWCOMERS
 
     def number(self, device: int, incarnation: int) -> int:

@@ -1,8 +1,8 @@
-"""Which messages an honest neighbour can have sent: the boundary of trust of a run in rounds.
+"""Judgement of messages, by what an honest neighbour can have sent: the boundary of trust of a run in rounds.
 
-`wire` has checked the form of a frame; here its meaning is judged, before anything of it is kept. What a message may
-say follows from what every peer knows: the round's graph and members, the algorithm's exchanges, the length of the run.
-Nothing changes here. After it, the session and the algorithm can apply a message without a way to fail.
+`wire` has checked the form of a frame; its meaning is judged here, before anything of it is kept. The rules follow from
+common knowledge: the round's graph and members, the algorithm's exchanges, the length of the run. Nothing changes here.
+Afterwards the session and the algorithm can apply a message without fail.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
 WEIGHT_TOLERANCE = 1e-12
-"""How far a mixing weight may be from W_ij, for other rounding."""
+"""Allowed distance of a mixing weight from W_ij, for other rounding."""
 _WEIGHT_ROOM = 2.0**-10
-"""How much Σu may exceed the number of first members: for rounding, and for a thousand newcomers whose sponsor was lost
-(`boundary.UNSPONSORED_WEIGHT`)."""
+"""Allowed excess of Σu over the number of first members: for rounding, and for a thousand newcomers whose sponsor was
+lost (`boundary.UNSPONSORED_WEIGHT`)."""
 _GIVING = frozenset({MessageKind.GOSSIP, MessageKind.PART})
 """Kinds with numbers that count in a model."""
 _HANDOVERS = frozenset({READ_PHASE, TRANSFER_PHASE, COPY_PHASE})
 
 
 class Judge:
-    """Judges what the neighbours of one peer send. All methods raise RemoteProtocolError, which names the sender."""
+    """Judges the messages of one peer's neighbours. All methods raise RemoteProtocolError, which names the sender."""
 
     def __init__(self, session: Session, views: ViewSchedule | None) -> None:
         """`views`: the schedule of the algorithm where members may change."""
@@ -46,7 +46,7 @@ class Judge:
         self._least_push_weight = float(np.finfo(session.algorithm.x.dtype).tiny)
 
     def judge(self, message: Message) -> None:
-        """Let by what an honest peer would send to this one now."""
+        """Accept a message that an honest peer would send to this one now."""
         self.check_form(message)
         self._session.check(message)
         if message.kind is MessageKind.REPAIR_REQUEST:
@@ -64,7 +64,7 @@ class Judge:
             self._check_place(message)
 
     def check_form(self, message: Message) -> None:
-        """Let by what an honest peer would send in some round: what this says does not depend on who is a member."""
+        """Accept a message that an honest peer would send in some round, whoever the members are."""
         # A replica is told by how many differences it holds.
         rounds = self._node.rounds + (message.kind is MessageKind.REPAIR)
         if self._node.rounds and message.round >= rounds:

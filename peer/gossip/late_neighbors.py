@@ -1,8 +1,9 @@
-"""Neighbours whose messages come late: whom a round goes on without, and what is done with their messages afterwards.
+"""Late neighbours: rounds that go on without them, and the handling of their messages afterwards.
 
 With `late = "skip"` a round does not wait for everybody. The message of a neighbour that was missed still counts: its
-sender has given weight away, or advanced the replica that its receivers keep. So a missed message is owed, and applied
-between two later rounds, in the order of its sender's rounds. Where everybody is waited for, nothing here ever fills.
+sender has given weight away, or advanced the replica that its receivers keep. A missed message is therefore owed, and
+applied between two later rounds, in the order of its sender's rounds. Where everybody is waited for, nothing is kept
+here.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ class LatePolicy:
     """Going on without a late neighbour (`late = "skip"`)."""
 
     after_s: float
-    """How long after the own message a neighbour counts as late; with `adaptive` the most."""
+    """Seconds after the own message at which a neighbour counts as late; with `adaptive`, the most."""
     max_skipped: int
-    """How many rounds in a row a neighbour may be missed before it is waited for."""
+    """Rounds in a row that a neighbour may be missed before it is waited for."""
     adaptive: bool = False
     """Whether each neighbour has a deadline of its own, from how late it was so far (`Deadlines`)."""
     silent_after_s: float = math.inf
-    """With push-sum: how long a receiver may confirm nothing before it is left out (`Silence`)."""
+    """With push-sum: seconds that a receiver may confirm nothing before it is left out (`Silence`)."""
 
 
 class LateNeighbors:
-    """Which messages are owed to one peer, which of them have come since, and how long to wait for the others."""
+    """Messages owed to one peer: those still missing, those that came late, and the wait for them."""
 
     def __init__(self, policy: LatePolicy | None) -> None:
         """`policy`: None where everybody is waited for."""
         self._policy = policy
         self.deadlines = None
-        """How long each neighbour is waited for; None where everybody is."""
+        """Deadline of each neighbour; None where everybody is waited for."""
         if policy is not None:
             self.deadlines = Deadlines(limit_s=policy.after_s, adaptive=policy.adaptive)
         self._missed: set[tuple[int, int]] = set()
@@ -46,7 +47,7 @@ class LateNeighbors:
         """Late messages that came, to be applied between rounds."""
         self._skips_in_a_row: dict[int, int] = {}
         self._began_at: dict[int, float] = {}
-        """Of the round under way and those that are still owed."""
+        """Round → time of its own message, for the round under way and rounds whose messages are owed."""
         self._opened_at = 0.0
 
     # Messages.
@@ -117,7 +118,7 @@ class LateNeighbors:
     # Time.
 
     def open(self, round_: int, phase: int, awaits: Collection[int], now: float) -> float | None:
-        """Take note that an exchange begins; return when to look for messages that have not come."""
+        """Note that an exchange begins; return when to look for missing messages."""
         self._opened_at = now
         if self.deadlines is None:
             return None
@@ -126,14 +127,13 @@ class LateNeighbors:
         return max((self._deadline(neighbor) for neighbor in awaits), default=None)
 
     def close(self, round_: int) -> None:
-        """Forget when a round began that is over, unless somebody owes it a message, whose lateness is yet to be
-        known."""
+        """Forget when a round that is over began, unless a message of it is owed: its lateness is not known yet."""
         if all(owed != round_ for owed, _ in self._missed):
             self._began_at.pop(round_, None)
 
     def note_lateness(self, message: Message, now: float) -> None:
-        """Let the deadlines know when a new message came. Later phases and repairs answer somebody else's message:
-        how late they are says nothing of their own sender."""
+        """Let the deadlines know when a new message came. Later phases and repairs do not count: they answer another
+        peer's message, so that their lateness says nothing of their sender."""
         if self.deadlines is None or message.phase or message.kind is MessageKind.REPAIR:
             return
         self.deadlines.heard(message.sender, now - self._began_at.get(message.round, now))
@@ -144,7 +144,7 @@ class LateNeighbors:
             self._skips_in_a_row.get(sender, 0) >= self._policy.max_skipped for sender in absent
         ):
             return None
-        # Who owes an earlier round will not make it in time for this one: waiting would only slow everybody.
+        # A sender that owes an earlier round will not be in time for this one: waiting would only slow everybody.
         owing = {sender for _, sender in self._missed}
         return max((self._deadline(sender) for sender in absent if sender not in owing), default=now)
 
@@ -173,8 +173,8 @@ class LateNeighbors:
         self.restore_lateness(state)
 
     def restore_lateness(self, state: LateState) -> None:
-        """Take back what `state` returned of the times alone. Messages that were waiting when it was taken are received
-        once more after a restart, and the time of that says nothing of how late they were."""
+        """Restore the times of a `state` alone. Messages that were waiting when it was taken are received once more
+        after a restart, at a time that says nothing of their lateness."""
         if self.deadlines is not None:
             self.deadlines.restore(state.lateness)
         self._began_at = dict(state.began_at)

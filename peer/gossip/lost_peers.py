@@ -1,9 +1,9 @@
-"""Peers that are lost for good: who has reported what of them, and which mass comes back from them.
+"""Peers that are lost for good: the reports about them, and the mass that comes back from them.
 
 A lost peer took mass with it, and may have given some away that not everybody has seen. All members have to agree on
-how much that was, or the weights they keep no longer sum up. So each member reports the last round of which it has a
-message of the lost peer, and nobody ends another round before all have reported. What a member sent to the lost peer
-in the latest round of all reports, or after it, is in nobody's model: that mass returns to it.
+that amount, or the weights they keep no longer sum up. Each member therefore reports the last round of which it has a
+message of the lost peer, and nobody ends another round before all have reported. Mass that a member sent to the lost
+peer in the latest reported round, or after it, is in nobody's model and returns to that member.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from peer.wire.message import Message
 
 
 class LostPeers:
-    """What one peer knows of those that are lost, beside what the membership says."""
+    """One peer's knowledge of lost peers, beyond the membership."""
 
     def __init__(self, algorithm: Algorithm, views: ViewSchedule | None) -> None:
         """`views`: the schedule of the algorithm where members may change; None where nobody can be lost."""
         self._algorithm, self._views = algorithm, views
         self.peers: set[int] = set()
         self._new: list[int] = []
-        """Lost since the round under way began: the algorithm still has their edges."""
+        """Peers lost since the round under way began: the algorithm still has their edges."""
         self._unreceived: dict[int, list[Message]] = {}
         """Lost peer → own messages that it never got, until they are accounted for between rounds."""
 
     def add(self, peer: int, unreceived: Sequence[Message], without_it: int) -> None:
-        """Treat a peer as lost from round `without_it` on. `unreceived`: the own messages that it has not for good."""
+        """Treat a peer as lost from round `without_it` on. `unreceived`: own messages that it does not have for
+        good."""
         assert self._views is not None
         self.peers.add(peer)
         self._views.treat_as_absent(peer, without_it)
@@ -41,8 +42,8 @@ class LostPeers:
                 self._algorithm.replicas.keep_own(without_it)
 
     def settle_(self, t: int) -> list[tuple[int, Message]]:
-        """Let the algorithm go on without lost peers, and give it back what they never had, as far as all have reported
-        of them; return that as (lost peer, own message). Between rounds, before round t."""
+        """Let the algorithm go on without lost peers, and give back the mass of messages that they never had, once all
+        have reported; return those as (lost peer, own message). Called between rounds, before round t."""
         while self._new:
             self._algorithm.without(self._new.pop(0))
         returned: list[tuple[int, Message]] = []
@@ -50,7 +51,7 @@ class LostPeers:
             unreceived = self._unreceived.pop(peer)
             if self._is_long_gone(peer, t):
                 continue  # Nobody that needs it can be so far behind: whoever says that it is lost, lies.
-            # What it was sent before that is in what others have heard of it since.
+            # Mass that it was sent before that is in later messages of it, which others have heard.
             heard_round = max(report.heard_round for report in self.reports(peer))
             back = [message for message in unreceived if message.round >= heard_round]
             take_back_gifts_(self._algorithm, [message for message in back if message.phase == TRANSFER_PHASE])
@@ -59,11 +60,11 @@ class LostPeers:
         return returned
 
     def is_unsettled(self, t: int) -> bool:
-        """Whether something may still come back of a lost peer, before round t, when others have reported of it."""
+        """Whether mass may still come back from a lost peer, before round t, once others have reported of it."""
         return any(self._awaited(peer, t) for peer in self._unreceived)
 
     def forget_old_copies(self, t: int) -> None:
-        """Let the algorithm forget what leads back to rounds of which nothing comes back any more, as round t begins.
+        """As round t begins, let the algorithm forget state of rounds from which nothing comes back any more.
 
         A neighbour that is lost later has told others of a later round.
         """
@@ -74,12 +75,12 @@ class LostPeers:
             replicas.forget_kept()
 
     def unheard_reports(self, t: int) -> set[int]:
-        """Return the members of round t that have not said yet what they heard of a lost peer that the graph of the
-        round still has, or that was to join in the next one.
+        """Return the members of round t whose report is missing on a lost peer that the round's graph still has, or
+        that was to join in the next one.
 
-        Nobody ends the round before they have. By then all know what the lost peer had, from when on it is missing, and
-        of every change that was announced before. Afterwards there may be nothing that keeps some from running ahead
-        until the graph without the lost peer counts.
+        Nobody ends the round before they have reported. By then all know what the lost peer had, since when it is
+        missing, and every change announced before. Afterwards nothing may keep some from running ahead until the graph
+        without the lost peer counts.
         """
         return {other for peer in self.peers for other in self._unheard(peer, t)}
 
@@ -89,7 +90,7 @@ class LostPeers:
         """Return the last round of which there is a message of `peer` here, or the round that it was to begin when it
         handed over (x, u); 0 if it is about to join, None if it sends nothing to this peer.
 
-        `t`: the round under way, or the next one; `waiting_rounds`: of its messages that wait for their round;
+        `t`: the round under way, or the next one; `waiting_rounds`: rounds of its messages that wait for their round;
         `ordered`: whether it sends in every round; `has_share`: whether its transfer at the end of round t is here.
         """
         if self._views is None:
@@ -134,8 +135,8 @@ class LostPeers:
         return None
 
     def _awaited(self, peer: int, t: int) -> set[int]:
-        """Return who has yet to report of a lost peer before anything comes back of it: of the members that took part
-        in its last round. Nobody reports to a peer that has left, nor does anything depend on what it has."""
+        """Return the members of a lost peer's last round that must still report before any mass comes back from it.
+        Nobody reports to a peer that has left, and nothing depends on what it has."""
         assert self._views is not None
         membership = self._views.membership
         last = membership.last_round_of(peer, t + 1)
@@ -167,7 +168,7 @@ class LostPeers:
         return {*membership.members(t)} - self.peers - leaving - reported - {self._algorithm.node.peer}
 
     def reports(self, peer: int) -> list[Change]:
-        """Return what members have said of the loss of a peer."""
+        """Return the members' reports of the loss of a peer."""
         assert self._views is not None
         changes = self._views.membership.changes
         return [change for change in changes if change.kind is ChangeKind.LOST and change.subject == peer]

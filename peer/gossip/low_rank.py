@@ -45,17 +45,17 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Shares:
-    """Which numbers of the factors of one side each member adds up."""
+    """Division of one side's factors among the members that add them up."""
 
     members: tuple[int, ...]
     parts: Mapping[int, tuple[slice, Sizes]]
-    """Of each member: its numbers, and the lengths of the pieces of vectors among them."""
+    """Member → its numbers, and the lengths of the pieces of vectors among them."""
     owners: tuple[int, ...]
     """The members that own any numbers."""
 
 
 def _divide(sizes: Sizes, members: tuple[int, ...]) -> _Shares:
-    """Divide the numbers of factors with vectors of `sizes: int64[vectors]` as evenly as it goes."""
+    """Divide the numbers of factors with vectors of `sizes: int64[vectors]` as evenly as possible."""
     ends = np.cumsum(sizes)
     parts: dict[int, tuple[slice, Sizes]] = {}
     for position, member in enumerate(members):
@@ -75,18 +75,17 @@ class LowRank(Algorithm):
 
     Layers without a basis (`factors`) are their own factor. C is block floating point, each vector of a factor with an
     exponent of its own. The members share the numbers of the factors: in phase 0 everybody sends each owner its part,
-    and in phase 1 the owner tells everybody the sum, rounded by C again. What that rounding leaves counts as not said
-    by the owner, so that Σ c_j = n U and Σ E_j + n U = Σ M_j, but for rounding in the float type.
+    and in phase 1 the owner tells everybody the sum, rounded by C again. The error of that rounding goes to the owner's
+    E, so that Σ c_j = n U and Σ E_j + n U = Σ M_j, but for rounding in the float type.
 
     Momentum and weight decay act on U (`spec.momentum_of_mean`), so g is the plain gradient, or the sum of those of
-    several local steps. Where every owner tells all the same sum, all peers whose processors round alike hold one x,
-    one basis and one momentum, to the bit. Where members change, basis and momentum begin anew, at all peers alike;
-    each keeps its E, and that of a peer that leaves is gone with it. A newcomer needs nothing but x.
+    several local steps. If every owner tells all the same sum, all peers whose processors round alike hold one x, one
+    basis and one momentum, to the bit. When members change, basis and momentum begin anew at all peers; each keeps its
+    E, and a leaving peer's E is lost. A newcomer needs only x.
 
-    A peer that is lost may have told its sum to some and not to others. Until the graph without it begins, nobody owns
-    its part, and E keeps what would have been said of it; then all take the model of the first of them
-    (`boundary.transfers`), and a peer that is not in the same state as that one has said one part of one round twice,
-    or not at all.
+    A lost peer may have told its sum to some and not to others. Until the graph without it begins, nobody owns its
+    part, and E keeps the shares of it. Then all take the model of the first member (`boundary.transfers`); a peer in
+    another state has contributed one part of one round twice, or not at all.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -111,19 +110,19 @@ class LowRank(Algorithm):
         self._bits = node.low_rank.bits
         self._momentum = node.momentum()
         self._basis: FloatArray | None = None
-        """Of the coming round; None where it is drawn."""
+        """Basis of the coming round; None where it is drawn."""
         self._t, self._rate, self._phase = -1, 0.0, 0
         self._awaits: frozenset[int] = frozenset()
         self._own: Vector = np.zeros(0)
-        """What this peer contributes to the factors of the round."""
+        """This peer's contribution to the factors of the round."""
         self._mean: Vector = np.zeros(0)
         self._known_shares: list[_Shares | None] = [None, None]
-        """Those of each side that were asked for last."""
+        """Shares of each side that were asked for last."""
 
     # A round.
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
-        """Send each owner what this peer has of its part."""
+        """Send each owner this peer's numbers of its part."""
         self._t, self._rate, self._phase = t, rate, 0
         if self._basis is None:
             self._basis = self._factors.first_basis(t % 2, self.node.draw_source.draws(t)).astype(self.x.dtype)
@@ -155,7 +154,7 @@ class LowRank(Algorithm):
         return Exchange(dict.fromkeys(others, self._add_up(inbox, others)), self._awaits, phase=1)
 
     def _add_up(self, inbox: Mapping[int, Message], others: Sequence[int]) -> Message:
-        """Take what all say of the own part; return what its owner tells them."""
+        """Add up all contributions to the own part; return the message with their sum."""
         part, sizes = self._part_of(self.node.peer, self._t)
         total = np.zeros(part.stop - part.start)
         for _, message in in_sender_order(self.node.peer, inbox):
@@ -168,7 +167,7 @@ class LowRank(Algorithm):
         return self._message(block, len(inbox) + 1)
 
     def _take_sums(self, inbox: Mapping[int, Message]) -> None:
-        """Take what the other owners tell. What a lost one had to add up was said to nobody."""
+        """Take the other owners' sums. Nobody got the sum of a lost owner."""
         for owner in self._owners(self._t):
             part, sizes = self._part_of(owner, self._t)
             if owner in inbox:
@@ -189,7 +188,7 @@ class LowRank(Algorithm):
         self._basis = self._factors.next_basis(self._mean, side, draws).astype(self.x.dtype)
 
     def _imposed(self, phase: int, receiver: int) -> BlockFloat | None:
-        """Return what this peer sent in the round before a crash, where its arithmetic is not repeatable."""
+        """Return this peer's payload of the round from before a crash, where its arithmetic is not repeatable."""
         layers = self.node.imposed_parts.pop((self._t, phase, receiver), None)
         return None if layers is None else block_float.read(layers, self._bits)
 
@@ -197,11 +196,11 @@ class LowRank(Algorithm):
         weight = 1.0 / num_contributors
         return Message(MessageKind.PART, self.node.peer, self._t, self._phase, mixing_weight=weight, layers=block)
 
-    # Who owns what, and what may be said of it.
+    # Ownership of the numbers.
 
     def _members(self, t: int) -> tuple[int, ...]:
-        """Return the members of round t, those that are lost among them until the graph without them begins: all peers
-        share the numbers alike."""
+        """Return the members of round t. Lost ones are among them until the graph without them begins, so that all
+        peers divide the numbers alike."""
         schedule = self.node.schedule
         if isinstance(schedule, ViewSchedule):
             return schedule.membership.members(t)
@@ -216,12 +215,12 @@ class LowRank(Algorithm):
         return other_members(self.node, t)
 
     def _part_of(self, owner: int, t: int) -> tuple[slice, Sizes]:
-        """Return which numbers of the factors a member owns in round t, and the lengths of the vectors, or pieces of
-        vectors, among them: int64[pieces]."""
+        """Return the numbers of the factors that a member owns in round t, and the lengths of the pieces of vectors
+        among them: int64[pieces]."""
         return self._shares(t).parts[owner]
 
     def _shares(self, t: int) -> _Shares:
-        """Return who owns what in round t. What a side is divided into stays as it is while the members do."""
+        """Return the shares of round t. The division of a side changes only with the members."""
         members, side = self._members(t), t % 2
         known = self._known_shares[side]
         if known is None or known.members != members:
@@ -265,7 +264,7 @@ class LowRank(Algorithm):
                 peer=message.sender,
             )
 
-    # What stays.
+    # State.
 
     def start_anew(self) -> None:
         self._basis, self._momentum = None, self.node.momentum()

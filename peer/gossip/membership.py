@@ -1,4 +1,4 @@
-"""Who takes part in which round: a first list of members, and the changes to it since.
+"""The members of each round: a first list, and the changes to it since.
 
 A change names its subject and the round from which it counts. Peers pass changes on to each other like rumours, in no
 particular order; since the list of a round follows from the *set* of changes alone, sorted by (round, subject, kind),
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class ChangeKind(enum.IntEnum):
-    """What happens to the subject of a change."""
+    """Event that befalls the subject of a change."""
 
     JOIN = 1
     LEAVE = 2
@@ -26,11 +26,11 @@ class ChangeKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Newcomer:
-    """Who a peer is that joins and is in nobody's list but its own; whoever connects needs that, no round does."""
+    """Identity of a joining peer that is in nobody's list but its own. Connections need it, rounds do not."""
 
     name: str
     advertise: str | None
-    """Where it can be dialled, "host:port"; None where nobody can."""
+    """Address for dialling it, "host:port"; None if it cannot be dialled."""
     relay: str | None
     """Name of the peer at which it waits for callers, if it cannot be dialled."""
     certificate: bytes
@@ -43,42 +43,42 @@ class Change:
 
     kind: ChangeKind
     subject: int
-    """Who joins, leaves or is lost."""
+    """Peer that joins, leaves or is lost."""
     issuer: int
-    """Who says so: the sponsor that a joining peer gets its first model from, the leaving peer itself, or any peer that
-    knows that another is lost."""
+    """Peer that announces it: the sponsor from which a joining peer gets its first model, the leaving peer itself, or
+    any peer that knows that another is lost."""
     effective: int
     """The first round with the new members."""
     heard_round: int = 0
-    """Of a lost peer: the last round of which its issuer has a message of it. What it was sent in earlier rounds is in
-    what others have heard of it since, or lost with it; the rest returns to those that sent it."""
+    """For a loss: the last round of which the issuer has a message of the lost peer. Mass that the lost peer got in
+    earlier rounds is in its later messages, or lost with it; the rest returns to its senders."""
     newcomer: Newcomer | None = None
-    """Of a joining peer that not everybody lists: who it is."""
+    """Identity of a joining peer that not everybody lists."""
     told: bytes = field(default=b"", compare=False, repr=False)
-    """The frame that told of it, with the proof of who says so; empty where there is none."""
+    """Frame that announced it, with the proof of its issuer; empty where there is none."""
     votes: tuple[bytes, ...] = field(default=(), compare=False, repr=False)
-    """Of a lost peer, where the members declare losses themselves: what its majority says (`node.loss_votes`)."""
+    """For a loss that the members declare themselves: the votes of their majority (`node.loss_votes`)."""
     ordered: bytes = field(default=b"", compare=False, repr=False)
-    """… or what an operator says."""
+    """… or an operator's order."""
     admitted: bytes = field(default=b"", compare=False, repr=False)
-    """… or, in any run with certificates, what the lost peer says itself (`node.progress`)."""
+    """… or, in any run with certificates, the lost peer's own admission (`node.progress`)."""
     equivocation: tuple[bytes, ...] = field(default=(), compare=False, repr=False)
-    """… or two notes of its own that contradict each other (`node.told`)."""
+    """… or two of its own notes that contradict each other (`node.told`)."""
 
     @property
     def has_grounds(self) -> bool:
-        """Whether a loss goes by more than the word of who announces it (`node.loss_grounds`)."""
+        """Whether a loss rests on more than its issuer's word (`node.loss_grounds`)."""
         return bool(self.votes or self.is_certain)
 
     @property
     def is_certain(self) -> bool:
-        """Whether a loss holds whoever is left, as by an operator's order, an admission, or what proves that the lost
-        one lies. After votes, those that are left have to be a majority."""
+        """Whether a loss holds whoever is left: by an operator's order, an admission, or a proof that the lost peer
+        lied. After votes, the peers left have to be a majority."""
         return bool(self.ordered or self.admitted or self.equivocation)
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        """By which changes are applied."""
+        """Sort key by which changes are applied."""
         return self.effective, self.subject, self.kind, self.issuer
 
 
@@ -106,7 +106,7 @@ class Membership:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """All that is known, in the order in which they are applied."""
+        """All known changes, in the order in which they are applied."""
         return self._changes
 
     def add(self, change: Change) -> bool:
@@ -143,7 +143,7 @@ class Membership:
         return [0, *rounds][bisect_right(rounds, t)]
 
     def rounds_of_change(self, t: int) -> Sequence[int]:
-        """Return the rounds up to t from which the members are others than before, the last one first."""
+        """Return the rounds up to t with which the members change, the last one first."""
         rounds, _ = self._timeline
         return rounds[: bisect_right(rounds, t)][::-1]
 
@@ -171,7 +171,7 @@ class Membership:
 
     @property
     def newcomers(self) -> Mapping[int, Newcomer]:
-        """Who joined, or is about to, without being in everybody's list."""
+        """Peers that joined, or are about to, without being in everybody's list."""
         return MappingProxyType(self._newcomers)
 
     def was_ever(self, peer: int) -> bool:
@@ -210,8 +210,8 @@ _NO_REST: tuple[Any, ...] = (None, "", (), "", "", ())
 
 
 def _rest(change: Change) -> list[object]:
-    """Return as JSON values who a newcomer is, the frame with the proof, and what a loss goes by; nothing where there
-    is none of it."""
+    """Return as JSON values a newcomer's identity, the frame with the proof, and the grounds of a loss; nothing where
+    there are none of these."""
     newcomer, described = change.newcomer, None
     if newcomer is not None:
         described = [newcomer.name, newcomer.advertise, newcomer.relay, newcomer.certificate.hex()]

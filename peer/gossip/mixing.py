@@ -1,7 +1,7 @@
-"""The gossip step that the algorithms share: what a peer tells its neighbours, and the weighted sum of what it hears.
+"""The gossip step that the algorithms share: a peer's messages to its neighbours, and the weighted sum of theirs.
 
-Every sum over neighbours runs in ascending sender index with the peer itself in its place, so that the result depends
-on what was sent and never on when it came. Weights are those that the senders told: column j of W is j's own.
+Every sum over neighbours runs in ascending sender index with the peer itself in its place, so that the result never
+depends on the order of arrival. Weights are those that the senders told: column j of W is j's own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def debiased_step_rate(rate: float, push_weight: float, guard: float) -> float:
 
 
 def compress(node: NodeContext, t: int, v: FloatArray) -> Payload:
-    """Return what the node's compressor makes of `v` in round t, or made of it before a crash."""
+    """Return `v` compressed by the node's compressor in round t, or its payload from before a crash."""
     imposed = node.imposed.pop(t, None)
     if imposed is not None:
         return imposed
@@ -90,8 +90,8 @@ def gossip_messages(
     push_weight: float = 1.0,
     left_out: Collection[int] = (),
 ) -> dict[int, Message]:
-    """Return the message of round t to each receiver (by default those of round t); all share the payload. Those who
-    are left out are told so."""
+    """Return the message of round t to each receiver (by default those of round t); all share the payload. Receivers
+    that are left out are told so."""
     return {
         receiver: Message(MessageKind.NOTHING, node.peer, t)
         if receiver in left_out
@@ -126,8 +126,8 @@ def check_inbox(
 ) -> None:
     """Check everything that was received before any of it is applied, so that a refusal leaves the state as it was.
 
-    Raises RemoteProtocolError naming the sender that sent what cannot be used, and LocalProtocolError if the driver
-    brought messages that were not asked for or left out some that cannot be done without.
+    Raises RemoteProtocolError naming the sender of an unusable message, and LocalProtocolError if the driver brought
+    messages that were not asked for or left out indispensable ones.
     """
     unexpected, lacking = inbox.keys() - set(awaits), set(awaits) - inbox.keys()
     if unexpected or (lacking and not may_lack):
@@ -176,7 +176,7 @@ def check_layers(layers: Payload, layout: Layout, sender: int, *, modulo: bool =
 
 
 def can_lose_peers(node: NodeContext) -> bool:
-    """Return whether a message may lack although everybody is waited for: its sender may be lost for good."""
+    """Return whether a message may be missing although everybody is waited for: its sender may be lost for good."""
     return isinstance(node.schedule, ViewSchedule)
 
 
@@ -189,7 +189,7 @@ def other_members(node: NodeContext, t: int) -> tuple[int, ...]:
 
 
 def shares_of_mean(node: NodeContext, t: int) -> tuple[float, ...]:
-    """Return what one peer's share in the mean over all members of round t can be."""
+    """Return the possible values of one peer's share in the mean over all members of round t."""
     schedule = node.schedule
     if not isinstance(schedule, ViewSchedule):
         return (1.0 / schedule.num_peers,)
@@ -296,7 +296,7 @@ def restored_like(x: FloatArray, saved: npt.NDArray[Any]) -> FloatArray:
 
 
 class HeldBack:
-    """What a peer without push-sum weights keeps for the neighbours it went on without: its own value of that round.
+    """Own values that a peer without push-sum weights keeps for neighbours that rounds went on without.
 
     Going on without j in round s takes the difference form for j: the peer puts η W_ij v_i(s) back for the time being,
     and when j's message comes it adds η W_ij (v_j(s) − v_i(s)). In the end it is as if j had been on time; until then

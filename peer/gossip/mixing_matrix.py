@@ -1,10 +1,10 @@
-"""One mixing matrix W, and what can be asked of it alone.
+"""One mixing matrix W, and its properties.
 
 Convention: `W[i, j]` is the weight receiver i gives to what sender j sends. Every column sums to 1 (a sender splits
 its mass and nothing else), every diagonal entry is positive (self-loop), no entry is negative.
 
-Matrices are stored sparsely, by column and by row; a ring of 10,000 peers takes a megabyte. The properties are
-computed when they are asked for, then kept.
+Matrices are stored sparsely, by column and by row; a ring of 10,000 peers takes a megabyte. The properties are computed
+on demand, then kept.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 
 SUM_TOLERANCE = 1e-9
-"""How far a column (or row) may sum from 1. Rounding of 10,000 weights stays below 1e-12; a file that prints its
-weights with fewer than nine digits is refused, since what a column lacks would be lost in every round."""
+"""Allowed distance of a column's (or row's) sum from 1. Rounding of 10,000 weights stays below 1e-12; a file that
+prints its weights with fewer than nine digits is refused, since what a column lacks would be lost in every round."""
 
 SYMMETRY_TOLERANCE = 1e-12
-"""How far W[i, j] and W[j, i] of a symmetric matrix may differ."""
+"""Allowed difference of W[i, j] and W[j, i] in a symmetric matrix."""
 
 EXACT_DIAMETER_PEERS = 1 << 14
 """Up to this many peers the diameter of any graph is exact; above it, of graphs that look the same from every peer."""
 
 DIAMETER_BLOCK = 1 << 10
-"""How many sources of paths are followed at once."""
+"""Sources whose paths are followed at once."""
 
 
 class MixingMatrix:
@@ -75,7 +75,7 @@ class MixingMatrix:
         return np.repeat(np.arange(self.num_peers), np.diff(self.row_starts))
 
     def column(self, sender: int) -> tuple[IntArray, Float64Array]:
-        """Return who gets what `sender` splits, itself included: receivers ascending, and W[receivers, sender]."""
+        """Return the shares of `sender`, its own included: receivers ascending, and W[receivers, sender]."""
         part = slice(self.column_starts[sender], self.column_starts[sender + 1])
         return self.column_receivers[part], self.column_weights[part]
 

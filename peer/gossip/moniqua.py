@@ -6,9 +6,9 @@ error out of Σ x.
 
 **Verified** mode, the default of the product, makes a wrong θ harmless: every layer carries 64 bits of hash over the
 integers. A receiver that recovered others asks for further high bits of the *same* integers, at last for all of them,
-until the hash fits; nothing is quantized anew, so that what it adds is to the last bit what the sender subtracts.
-Between rounds only the numbers θ are state. The vector that the last codes came from is kept until every neighbour
-has shown, by its next message, that it needs no repair; it belongs to the transport (`transport_state`).
+until the hash fits. Nothing is quantized anew, so that the receiver adds, to the last bit, what the sender subtracts.
+Between rounds only the numbers θ are state. The vector that the last codes came from is kept until every neighbour has
+shown, by its next message, that it needs no repair; it belongs to the transport (`transport_state`).
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ from peer.gossip.theta import (
 from peer.wire.message import Message, MessageKind, RepairWish
 
 FURTHER_BITS = (4, 8, 16, 0)
-"""How many more bits of K the first, second, … request for a layer asks for; 0 is all of K, and the last."""
+"""Further bits of K in the first, second, … request for a layer; 0, the last, asks for all of K."""
 
 
 class _ModuloAlgorithm(Algorithm):
-    """What the algorithms share whose exchange is Moniqua's code of a vector."""
+    """Common part of the algorithms whose exchange is Moniqua's code of a vector."""
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
@@ -244,7 +244,7 @@ def theta_control(node: NodeContext, *, hold_rounds: int = 1) -> ThetaControl:
 
 @dataclass(frozen=True)
 class Source:
-    """What the codes of one round came from, kept for repairs."""
+    """Vector and settings from which the codes of one round came, kept for repairs."""
 
     compressor: Modulo
     values: FloatArray
@@ -357,7 +357,7 @@ class ModuloGossip:
         return Exchange(requests, frozenset(requests), phase=self._phase)
 
     def _take_codes(self, inbox: Mapping[int, Message], theta: ThetaControl) -> set[int]:
-        """Take the codes of the round; return who was lost before it sent one."""
+        """Take the codes of the round; return the senders that were lost before they sent one."""
         node, t = self._node, self._t
         awaits = node.schedule.senders(t, node.peer)
         check_inbox(inbox, awaits, t, node.layout, may_lack=can_lose_peers(node), modulo=True)
@@ -384,7 +384,8 @@ class ModuloGossip:
         del self._spare[:-1]
 
     def _take_repairs(self, inbox: Mapping[int, Message]) -> set[int]:
-        """Take what was asked for; return who was lost before it answered, whose code cannot be read."""
+        """Take the repairs asked for; return the senders that were lost before they answered: their codes cannot be
+        read."""
         if inbox.keys() != self._asked.keys() and not (
             can_lose_peers(self._node) and inbox.keys() < self._asked.keys()
         ):
@@ -446,7 +447,7 @@ class ModuloGossip:
                 self._scratch[part] = sent.values
 
     def _recover(self, sender: int) -> list[RepairWish]:
-        """Write x̂_j to the scratch vector and return what is wanted for the layers that cannot be read yet."""
+        """Write x̂_j to the scratch vector and return wishes for the layers that cannot be read yet."""
         assert self._scratch is not None
         node, layers = self._node, self._messages[sender].layers
         draws, verified = node.draw_source.draws(self._t), self._compressor.verified
@@ -550,7 +551,7 @@ class ModuloGossip:
         }
 
     def restore_transport(self, state: Mapping[str, npt.NDArray[Any]], x: FloatArray) -> None:
-        """Take back what `transport_state` returned; `x` says of which shape the vector has to be."""
+        """Take back what `transport_state` returned; the vector must have the shape of `x`."""
         self._sources.clear()
         if "round" in state:
             values, thetas = restored_like(x, state["values"]), np.array(state["thetas"], np.float64)
@@ -568,7 +569,7 @@ def recover_or_wish(
     verified: bool,
     sender: int,
 ) -> RepairWish | None:
-    """Write x̂ of one layer to `out` and return None, or return what more is needed to read it.
+    """Write x̂ of one layer to `out` and return None, or return the bits still needed to read it.
 
     Raises RemoteProtocolError if not even all of K fits the hash; without hashes, ThetaTooSmall.
     """
@@ -642,7 +643,7 @@ def check_code(own: Modulo, layer: Residues, sender: int, bits: tuple[int, int] 
 
 
 def check_repair(repair: Message, wishes: Sequence[RepairWish], coded: Payload, dtype: npt.DTypeLike) -> None:
-    """Raise RemoteProtocolError unless a repair holds what was wished for. `coded`: the layers that its sender sent."""
+    """Raise RemoteProtocolError unless a repair fulfils the wishes. `coded`: the layers that its sender sent."""
     sender = repair.sender
     if repair.kind is not MessageKind.REPAIR or repair.layer_ids != tuple(wish.layer for wish in wishes):
         raise RemoteProtocolError("answered a request for repair with something else", peer=sender)

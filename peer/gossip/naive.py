@@ -1,4 +1,4 @@
-"""Direct quantization of what is exchanged: the algorithm whose failure the others are there to avoid."""
+"""Direct quantization of the models exchanged: the algorithm whose failure the others avoid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single algorithms can be set to, beside what all of them read of a `NodeContext`.
+"""Settings of single algorithms, beside those that all of them read from a `NodeContext`.
 
 One dataclass for each family; an algorithm reads its own and none of the others.
 """
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 ThetaMode: TypeAlias = Literal["constant", "theorem", "verified"]
-"""How θ is chosen: see `theta`."""
+"""Rule for choosing θ: see `theta`."""
 
 RobustRule: TypeAlias = Literal["clipped", "trimmed-mean"]
-"""How mixing bounds what a poisonous model can do: see `robust`."""
+"""Rule that bounds the effect of a poisonous model on mixing: see `robust`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuloOptions:
-    """Of the algorithms that send modulo codes (Moniqua, on D² and in pairs as well)."""
+    """Options of the algorithms that send modulo codes (Moniqua, on D² and in pairs as well)."""
 
     theta: tuple[float, ...] = ()
     """θ: constant (one entry), a sequence (one a round), or the first θ in verified mode."""
@@ -25,26 +25,26 @@ class ModuloOptions:
     verified: bool = False
     """Carry hashes and repair exactly. The mode "verified" needs it; a constant θ can have it."""
     step_size_decay: tuple[float, ...] = (1.0,)
-    """C_α of Theorem 2, one for each round, the last of them for all that follow: how far γ fell; 1 where it is
-    constant."""
+    """C_α of Theorem 2, by which γ fell, one for each round, the last of them for all that follow; 1 for a constant
+    γ."""
     bits_between: tuple[int, int] | None = None
     """The fewest and the most bits that a neighbour's codes may have; None: those of the own compressor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RobustMixing:
-    """Of the algorithms with `spec.robust_mixing`."""
+    """Options of the algorithms with `spec.robust_mixing`."""
 
     rule: RobustRule
     attackers: int = 1
-    """b, how many of a peer's neighbours are taken to lie, 1 or more."""
+    """b, the number of a peer's neighbours that are taken to lie, 1 or more."""
     radius: float | None = None
     """τ of clipped differences; None: from the distances of each round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinalRounds:
-    """Of SCSP, whose last rounds average in full precision and have no local step."""
+    """Options of SCSP, whose last rounds average in full precision and have no local step."""
 
     count: int = 0
     averaging_rate: float = 1.0
@@ -52,7 +52,7 @@ class FinalRounds:
 
 @dataclass(frozen=True, kw_only=True)
 class LowRankOptions:
-    """Of low-rank all-reduce."""
+    """Options of low-rank all-reduce."""
 
     rank: int = 4
     """Vectors of each factor, 1 or more."""
@@ -62,7 +62,7 @@ class LowRankOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Of the parameter server."""
+    """Options of the parameter server."""
 
     peer: int = 0
     """Index of the peer that is the server."""

@@ -6,8 +6,8 @@ in-neighbour of the whole schedule rather than one running sum Σ_j W_ij x̂_j: 
 messages that are late.
 
 That the copies are the same is checked in every `CHECK_EVERY`-th round: their digests are compared, and a layer that
-differs (a memory error, a bug, a state folder that was put back) is sent whole. So no copy drifts for longer than that
-unnoticed; what was mixed with it in the meantime stays mixed.
+differs (a memory error, a bug, a state folder that was put back) is sent whole. No copy thus drifts unnoticed for
+longer than that; models that were mixed with it in the meantime stay so.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind, RepairWish
 
 CHECK_EVERY = 16
-"""Digests of copies are taken after the difference of every so many rounds."""
+"""Rounds from one digest of copies to the next; it is taken after the difference of its round."""
 _KEPT = "replica.kept."
-"""Before the round, in the names of arrays of a state."""
+"""Prefix of the round in the names of a state's arrays."""
 
 
 class Replicas:
@@ -68,12 +68,12 @@ class Replicas:
             j: start.copy() if self._shared is None else self._shared.start(start)
             for j in sorted({node.peer, *self.senders})
         }
-        """Whose copy → float[n]. Not to be written to where copies are shared (`_writable`)."""
+        """Peer → its copy, float[n]. Not to be written to where copies are shared (`_writable`)."""
         self._rounds: dict[int, int] = dict.fromkeys(self.senders, 0)
         self._own_rounds = 0
-        """How many differences the own copy holds."""
+        """Number of differences that the own copy holds."""
         self._digests: dict[int, tuple[int, Digests]] = {}
-        """Whose copy → (round, digests) of its last check."""
+        """Peer → (round, digests) of the last check of its copy."""
         self._whole: dict[int, Message] = {}
         """Sender → layers of its copy as it is after a difference that has not come yet."""
         self._kept: dict[int, FloatArray] = {}
@@ -87,8 +87,8 @@ class Replicas:
     def messages(
         self, t: int, payload: Payload, push_weight: float = 1.0, left_out: Collection[int] = ()
     ) -> dict[int, Message]:
-        """Return the messages of round t: to everyone who holds a copy, also where the weight is 0 in this round, as it
-        is for those who are left out."""
+        """Return the messages of round t, one to each holder of a copy, even if its weight is 0 in this round, as for
+        receivers left out."""
         messages = gossip_messages(self._node, t, payload, receivers=self.receivers, push_weight=push_weight)
         for receiver in left_out:
             messages[receiver] = replace(messages[receiver], mixing_weight=0.0)
@@ -177,7 +177,7 @@ class Replicas:
                 )
 
     def take(self, message: Message) -> None:
-        """Put layers that a sender sent whole in the place of the copy's, as soon as the differences before have come;
+        """Replace layers of a copy by those that its sender sent whole, once the differences before them have come;
         they are of no use once later ones have. To be checked before."""
         sender = message.sender
         if message.round > self._rounds[sender]:
@@ -241,28 +241,28 @@ class Replicas:
             self.of[whose] = self.of[whose].copy()
         return self.of[whose]
 
-    # What a lost peer never had (`gossip.lost_peers`).
+    # Differences that a lost peer never had (`gossip.lost_peers`).
 
     @property
     def keeps_own(self) -> bool:
-        """Whether `keep_own` has kept anything that is not forgotten."""
+        """Whether a copy that `keep_own` kept is still here."""
         return bool(self._kept)
 
     def keep_own(self, t: int) -> None:
-        """Keep the own copy as it is, before the difference of round t: it restarts, or somebody who was sent the
-        differences before gets none from now on."""
+        """Keep the own copy as it is before the difference of round t, because it restarts or a former receiver gets no
+        more differences."""
         self._kept.setdefault(t, self.own.copy())
 
     def forget_kept(self) -> None:
-        """Forget what `keep_own` kept: nothing that was sent before comes back any more."""
+        """Forget the copies that `keep_own` kept: nothing sent before comes back any more."""
         self._kept.clear()
 
     def own_after(self, messages: Sequence[Message]) -> Iterator[tuple[Message, FloatArray]]:
-        """Yield the own messages to one receiver, the newest first, each with the own copy as it was right after it,
-        which is good until the next.
+        """Yield the own messages to one receiver, the newest first, each with the own copy right after it, valid until
+        the next.
 
-        `messages`: of rounds in a row, the last of which is the newest of all, or the last before a copy was kept. A
-        copy is one that was kept, or that of the next round less the difference between them.
+        `messages`: those of consecutive rounds, up to the newest of all or the last before a copy was kept. A copy is
+        one that was kept, or that of the next round less the difference between them.
         """
         copy, kept = self.own.copy(), sorted(self._kept)
         for message in sorted(messages, key=lambda message: -message.round):
@@ -321,7 +321,7 @@ def _spelled(layer: WholeIntegers) -> npt.NDArray[np.float32]:
 
 
 class ReplicaAlgorithm(Algorithm):
-    """What the algorithms with replicas share: the copies, their agreement and their state."""
+    """Common part of the algorithms with replicas: the copies, their agreement and their state."""
 
     replicas: Replicas
     starts_at_x0: ClassVar[bool] = False
@@ -460,7 +460,7 @@ class QuantSgp(ReplicaAlgorithm):
     stays perfect. Invariants as for SGP.
 
     With drift correction (`drift`) g − s takes the place of g, and d = η Σ_j W_ij (x̂_j − (u_j / u_i) x̂_i), which
-    leaves out what weights take with them. Where all u are 1, Σ d = 0, so that Σ s stays 0.
+    leaves out what weights take with them. If all u are 1, Σ d = 0, so that Σ s stays 0.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -616,7 +616,7 @@ class EcdPsgd(ReplicaAlgorithm):
     x'.
 
     Tang et al. 2018, extrapolation compression (ECD-PSGD), Algorithm 2. Copies start at x₀; the own term of the sum is
-    the own estimate too. What is sent grows with s, so that C has to be fine and unbiased.
+    the own estimate too. The vector sent grows with s, so that C has to be fine and unbiased.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -674,7 +674,7 @@ def weighted_replicas_(out: FloatArray, node: NodeContext, t: int, replicas: Rep
 def _update_all_(
     replicas: Replicas, node: NodeContext, t: int, inbox: Mapping[int, Message], scale: float, decay: float
 ) -> None:
-    # The copy of who is lost goes with it, before it is used again.
+    # A lost peer's copy goes with it, before it is used again.
     check_inbox(inbox, replicas.senders, t, node.layout, may_lack=can_lose_peers(node))
     for message in inbox.values():
         replicas.check(message)

@@ -1,8 +1,8 @@
-"""Mixing that bounds what a member can do with a poisonous model: clipped differences and trimmed means.
+"""Mixing that bounds the effect of a poisonous model: clipped differences and trimmed means.
 
-Both take the place of η Σ_j W_ij (v_j − v_i), where v_j is a neighbour's model as it is known here and v_i the own one
-as it is known to the neighbours. Neither conserves Σ x. Where nobody lies that costs accuracy, the more, the further
-honest models are apart.
+Both take the place of η Σ_j W_ij (v_j − v_i), where v_j is a neighbour's model as known here and v_i the own one as
+known to the neighbours. Neither conserves Σ x. If nobody lies, that costs accuracy: the more, the further honest models
+are apart.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from peer.gossip.options import RobustMixing
 def add_robust_(
     x: FloatArray, rule: RobustMixing, rate: float, own: FloatArray, heard: Sequence[tuple[float, FloatArray]]
 ) -> None:
-    """Add to `x` in place what a rule makes of the models heard. `own`: v_i; `heard`: (W_ij, v_j), ascending senders;
-    neither is written to, and neither is `x`."""
+    """Add to `x` in place the result of a rule on the models heard. `own`: v_i; `heard`: (W_ij, v_j), ascending
+    senders; neither is written to, and neither is `x`."""
     if rule.rule == "clipped":
         add_clipped_(x, rate, own, heard, rule)
     else:
@@ -44,7 +44,7 @@ def add_clipped_(
     ]
     radius = rule.radius
     if radius is None:
-        # Whoever has left the range counts among the attackers.
+        # Models out of range count among the attackers.
         attackers = rule.attackers - (len(heard) - len(finite))
         radius = adaptive_radius([(weight, distance) for weight, _, distance in finite], attackers)
     kept = 0.0

@@ -34,10 +34,11 @@ from peer.wire.message import Message, MessageKind
 
 _ROUND_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.PART, MessageKind.NOTHING, MessageKind.REPAIR})
 _HOLD_PHASE = READ_PHASE - 1
-"""Of the wait at the end of a round until all members have reported what they heard of a lost peer. Nothing is sent
-or awaited in it: reports are membership notices. It lies between the algorithm's phases and those of a boundary."""
+"""Phase of the wait at the end of a round until all members have reported what they heard of a lost peer. Nothing is
+sent or awaited in it: reports are membership notices. It lies between the algorithm's phases and those of a
+boundary."""
 _LAST_HOLD_PHASE = COPY_PHASE + 1
-"""Of the same wait behind a boundary, for a loss that this peer hears of in the midst of it."""
+"""Phase of the same wait after a boundary, for a loss that this peer hears of during it."""
 _HOLDS = frozenset({_HOLD_PHASE, _LAST_HOLD_PHASE})
 
 
@@ -53,20 +54,20 @@ class Session:
         late: LatePolicy | None = None,
         views: ViewSchedule | None = None,
     ) -> None:
-        """`max_lead`: how many rounds an honest in-neighbour can be ahead (the graph's diameter; with skipping, the
-        skipped rounds more): bounds what a peer can make us keep. `views`: the algorithm's schedule where members may
-        change; everybody is waited for then, until it is lost."""
+        """`max_lead`: rounds that an honest in-neighbour can be ahead (the graph's diameter, plus skipped rounds); it
+        bounds the messages that a peer can make us keep. `views`: the algorithm's schedule where members may change;
+        every peer is waited for then, until it is lost."""
         if late is not None and not algorithm.spec.tolerates_late:
             raise LocalProtocolError(f"{algorithm.spec.name} cannot go on without a late neighbour")
         self.algorithm = algorithm
         self.round = 0
         """The round under way, or the next one."""
         self.max_lead = max_lead
-        """How many rounds an in-neighbour can be ahead of a peer that was not set back."""
+        """Rounds that an in-neighbour can be ahead of a peer that was not set back."""
         self.late_neighbors = LateNeighbors(late)
         self.lost_peers = LostPeers(algorithm, views)
         self.in_neighbors = frozenset(in_neighbors)
-        """Who may send anything at all."""
+        """Peers that may send messages."""
         self._views = views
         self._silence = None
         if late is not None and algorithm.spec.push_sum:
@@ -74,16 +75,16 @@ class Session:
         self._usual_weight = UsualWeight()
         self._exchange: Exchange | None = None
         self._missing: list[int] = []
-        """Whom the exchange awaits and who had sent nothing yet when it was last looked at; see `_absent`."""
+        """Awaited senders whose message was missing at the last look; see `_absent`."""
         self._is_joining = False
         """Whether this peer waits for the model of its sponsor."""
         self._boundary: Boundary | None = None
-        """While the round under way is in the exchanges before a change of members."""
+        """Set while the round under way is in the exchanges before a change of members."""
         self._settled_model: FloatArray | None = None
         self._wake_at: float | None = None
         self.inbox = Inbox()
         self._applied: list[tuple[int, int]] = []
-        """(round, sender) of what the algorithm was given since the last round ended."""
+        """(round, sender) of messages that the algorithm was given since the last round ended."""
         self._givers: list[int] = []
 
     @property
@@ -93,7 +94,7 @@ class Session:
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
-        """The peers whose message the round under way still needs, or their word on a lost peer; ascending."""
+        """Peers whose message, or report on a lost peer, the round under way still needs; ascending."""
         exchange = self._exchange
         if exchange is None:
             return ()
@@ -112,7 +113,7 @@ class Session:
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether something may still come back of a lost peer when others have reported of it: between rounds, `state`
+        """Whether mass may still come back from a lost peer once others have reported of it. `state` between rounds
         would not hold that."""
         return self.lost_peers.is_unsettled(self.round)
 
@@ -123,10 +124,10 @@ class Session:
     # Rounds.
 
     def silent_receivers(self, receipts: Callable[[int], tuple[int, int]], now: float) -> frozenset[int]:
-        """Return the receivers to leave out of the coming round, since they have confirmed nothing for too long.
+        """Return the receivers to leave out of the coming round because they have confirmed nothing for too long.
 
-        `receipts(receiver)` is (how many of our frames it has confirmed, how many there are for it). The decision
-        depends on the clock, so that whoever repeats the round after a crash has to know it.
+        `receipts(receiver)` is (number of our frames that it has confirmed, number of frames for it). The decision
+        depends on the clock, so that a repetition of the round after a crash has to know it.
         """
         if self._silence is None:
             return frozenset()
@@ -136,7 +137,7 @@ class Session:
     def begin(self, gradient: FloatArray, rate: float, now: float, left_out: frozenset[int] = frozenset()) -> Effects:
         """Start the round with the local step's result (all zeros and rate 0 where the round has none).
 
-        `left_out`: receivers that cannot be reached, so that what they are given would be gone for as long. Only a
+        `left_out`: receivers that cannot be reached; mass given to them would be missing until they can. Only a
         push-sum peer may leave somebody out.
         """
         if self._exchange is not None:
@@ -158,7 +159,7 @@ class Session:
         return self._advance(now, effects)
 
     def absorb_late(self) -> Effects:
-        """Apply the late messages that have come, and take back what lost peers never had; `begin` does so too.
+        """Apply late messages that have come, and take back mass that lost peers never had; `begin` does so too.
 
         This changes the model, so that a driver that trains between rounds calls it before it reads the model. It is
         never done within a round: the algorithm has made its messages of the model that it had as the round began.
@@ -233,7 +234,7 @@ class Session:
     def lose(self, peer: int, unreceived: Sequence[Message], now: float) -> Effects:
         """Wait no longer for a peer that is lost for good, and give it nothing more from the next round on.
 
-        `unreceived`: the own messages of rounds that it has not for good.
+        `unreceived`: own messages of rounds that it does not have for good.
         """
         if self._views is None or peer in self.lost_peers.peers:
             raise LocalProtocolError(f"peer {peer} cannot be lost (again)")
@@ -242,13 +243,13 @@ class Session:
         self.lost_peers.add(peer, unreceived, without_it)
         self.inbox.drop(peer, without_it)
         if self._is_joining and self._exchange is not None and self._exchange.phase == TRANSFER_PHASE:
-            # Whom it has its model from may be another member now (`boundary.transfers`). Once it has a model, it has
-            # also sent its replicas, and no neighbour takes those twice.
+            # Its model may come from another member now (`boundary.transfers`). Once it has a model, it has also sent
+            # its replicas, and no neighbour takes those twice.
             return self.join(self.round + 1, now)
         return self._advance(now, self.unchanged())
 
     def go_on(self, now: float) -> Effects:
-        """Go on with the round under way where nothing was missing but what others heard of a lost peer."""
+        """Go on with the round under way if only reports on a lost peer were missing."""
         effects = self.unchanged()
         if self._exchange is not None and self._exchange.phase in _HOLDS:
             return self._advance(now, effects)
@@ -263,7 +264,7 @@ class Session:
         waiting = self.inbox.rounds_of(peer)
         return self.lost_peers.last_heard(peer, self.round, waiting, ordered=ordered, has_share=has_share)
 
-    # What others ask.
+    # Questions of the driver.
 
     def check(self, message: Message) -> None:
         """Raise RemoteProtocolError if an honest peer would not have sent this message at any time."""
@@ -286,8 +287,8 @@ class Session:
             raise RemoteProtocolError("is no in-neighbour in this graph", peer=sender)
 
     def is_next(self, message: Message) -> bool:
-        """Return whether the algorithm's message of a round is the one that is due: a sender's own come in the order of
-        its rounds, and each of them once."""
+        """Return whether the algorithm's message of a round is the one that is due: each comes once, in the order of
+        its sender's rounds."""
         sender, phase = message.sender, message.phase
         due = self.late_neighbors.first_owed(sender)
         if due is None:
@@ -301,7 +302,7 @@ class Session:
         return self.inbox.has(round_, phase, sender) or self.late_neighbors.has_postponed(round_, sender)
 
     def is_open(self, message: Message) -> bool:
-        """Return whether a message can still be used in its exchange, and has not come yet."""
+        """Return whether a message has not come yet and can still be used in its exchange."""
         return not self._is_over(message) and not self.inbox.has(message.round, message.phase, message.sender)
 
     def awaits_repair(self, repair: Message) -> bool:
@@ -376,7 +377,7 @@ class Session:
                     break
             inbox = self._take_inbox(exchange, skipped)
             if self._boundary is None:
-                # What a boundary hands over is no message of the algorithm; `given` lists it.
+                # A boundary's handover is no message of the algorithm; `given` lists it.
                 self._applied += [(self.round, sender) for sender in inbox]
             following = self._following(exchange, inbox)
             if following is not None:
@@ -388,7 +389,7 @@ class Session:
 
     def _take_inbox(self, exchange: Exchange, skipped: list[int]) -> dict[int, Message]:
         """Return the messages of an exchange that is complete, or as complete as it will be, by ascending sender;
-        append to `skipped` who is missing."""
+        append the missing senders to `skipped`."""
         inbox: dict[int, Message] = {}
         for sender in sorted(exchange.awaits):
             message = self.inbox.take(self.round, exchange.phase, sender)
@@ -415,7 +416,7 @@ class Session:
                 if following is not None or self._views is None:
                     return following
             assert self._views is not None
-            # Before the boundary: what comes back of a lost peer, and who is a member next, depends on all reports.
+            # Before the boundary: mass that comes back of a lost peer, and the next members, depend on all reports.
             if self.lost_peers.unheard_reports(self.round):
                 return Exchange({}, frozenset(), _HOLD_PHASE)
             if not self._views.membership.changes_at(self.round + 1):
@@ -426,7 +427,8 @@ class Session:
             following = self._boundary.begin()
         if following is None:
             self._boundary = None
-            # What comes back of a lost peer is taken back before the next round, and depends on all reports here too.
+            # Mass that comes back of a lost peer is taken back before the next round, and depends on all reports here
+            # too.
             if self.lost_peers.unheard_reports(self.round):
                 return Exchange({}, frozenset(), _LAST_HOLD_PHASE)
         return following
@@ -449,7 +451,7 @@ class Session:
         """
         absent, late, lost = [], self.late_neighbors, self.lost_peers.peers
         if late.waits_for_all:
-            # What has come stays until the exchange is complete: each sender is looked at once, not with every message.
+            # Messages stay until the exchange is complete: each sender is looked at once, not with every message.
             missing = self._missing
             while missing and (missing[-1] in lost or self.inbox.has(self.round, exchange.phase, missing[-1])):
                 missing.pop()

@@ -1,4 +1,4 @@
-"""What must survive a crash of a session between two rounds, and its form in a checkpoint."""
+"""The state of a session that must survive a crash between two rounds, and its form in a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class SessionState:
     late: LateState = LateState()
     usual_weight: float = 1.0
     applied: tuple[tuple[int, int], ...] = ()
-    """(round, sender) of late messages that were applied since the last round ended. Taking the state applies what has
-    come, and the record of the coming round has to list it."""
+    """(round, sender) of late messages that were applied since the last round ended. Taking the state applies messages
+    that have come, and the record of the coming round has to list them."""
     lost: Mapping[int, int] = field(default_factory=dict)
     """Lost peer → the first round without it here."""
 

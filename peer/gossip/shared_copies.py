@@ -1,8 +1,8 @@
 """Copies of peers' models that all peers of one process keep once.
 
-Everybody who hears a peer builds the same copy x̂ of it, by the same additions (`replicas`). Where many peers live in
-one process and frames come through unchanged, one array stands for all copies that hold the same differences of the
-same peer: 17 neighbours need no more memory than one.
+Everybody who hears a peer builds the same copy x̂ of it, by the same additions (`replicas`). If many peers live in one
+process and frames come through unchanged, one array stands for all copies that hold the same differences of the same
+peer: 17 neighbours need no more memory than one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class SharedCopies:
     def __init__(self) -> None:
         self._copies: WeakValueDictionary[tuple[int, int], FloatArray] = WeakValueDictionary()
         self._starts: list[FloatArray] = []
-        """Of which all copies start; one, unless peers start with different models."""
+        """Arrays at which all copies start; one, unless peers start with different models."""
         self._checks: dict[int, Check] = {}
-        """Whose copies → their newest check."""
+        """Peer → the newest check of its copies."""
         self._scratch: FloatArray | None = None
 
     def scratch(self, like: FloatArray) -> FloatArray:
-        """Return an array like another that anybody may overwrite: what it holds is of no use after a call."""
+        """Return an array like another that anybody may overwrite: its content is of no use after a call."""
         if self._scratch is None or self._scratch.dtype != like.dtype or self._scratch.shape != like.shape:
             self._scratch = np.empty_like(like)
         return self._scratch
@@ -47,8 +47,8 @@ class SharedCopies:
     def moved(
         self, peer: int, differences: int, before: FloatArray, change_: Callable[[FloatArray], None]
     ) -> FloatArray:
-        """Return the copy of `peer` that holds so many differences: the one in use, or what `change_` makes of a copy
-        of `before`."""
+        """Return the copy of `peer` that holds so many differences: the one in use, or a copy of `before` changed by
+        `change_`."""
         found = self._copies.get((peer, differences))
         if found is None:
             found = before.copy()

@@ -1,4 +1,4 @@
-"""How fast matrices mix: the eigenvalues that decide it, of one matrix or of several that take turns.
+"""Speed of mixing: the eigenvalues that decide it, of one matrix or of several that take turns.
 
 No array of num_peers² numbers is made for more than `DENSE_LIMIT` peers. Every result says how it was found.
 """
@@ -30,25 +30,25 @@ KRYLOV_DIMENSION = 160
 """Largest subspace of the iterations."""
 
 CHECK_EVERY = 20
-"""After so many steps Lanczos's iteration looks whether it is done."""
+"""Steps between checks of Lanczos's iteration for convergence."""
 
 CONVERGED = 1e-10
-"""Lanczos's iteration ends with a residual below this."""
+"""Residual below which Lanczos's iteration ends."""
 
 KRYLOV_ROUNDS = 64
 """Most rounds of a cycle that one step of Arnoldi's iteration multiplies out."""
 
 
 class Method(enum.Enum):
-    """How eigenvalues were found."""
+    """Method by which eigenvalues were found."""
 
     CLOSED_FORM = "closed form"
-    """Of graphs that look the same from every peer, by a Fourier transform over their shifts; of a line."""
+    """For graphs that look the same from every peer, a Fourier transform over their shifts; also for a line."""
     DENSE = "dense matrix"
     LANCZOS = "Lanczos"
-    """Of a large symmetric matrix. The value is at most the true one, and an eigenvalue lies within the residual."""
+    """For a large symmetric matrix. The value is at most the true one, and an eigenvalue lies within the residual."""
     ARNOLDI = "Arnoldi"
-    """Of another large matrix, or of several: an estimate accurate to a few digits."""
+    """For another large matrix, or several: an estimate accurate to a few digits."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Contraction:
     rho: float
     method: Method
     residual: float | None = None
-    """Of Lanczos's iteration: how far ρ is from an eigenvalue at most."""
+    """With Lanczos's iteration, an upper bound of the distance of ρ from an eigenvalue."""
 
 
 def smallest_eigenvalue(matrix: MixingMatrix) -> float:

@@ -1,8 +1,8 @@
-"""When a push-sum peer has too little weight to give any away.
+"""Starved push-sum peers: those with too little weight to give any away.
 
 A column-stochastic matrix gives a fixed part of u to the out-neighbours, round after round. A peer whose in-neighbours
-are late, or cut off, gets nothing in return; all of its weight would go to those whom it can reach. What is left of a
-model that was divided by a vanishing weight is its compression error.
+are late, or cut off, gets nothing in return; all of its weight would go to the peers that it can reach. A model divided
+by a vanishing weight is little more than its compression error.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ STARVED_BELOW = 0.9
 With half of it the parts of a divided cluster held their ground as well, but weight ran to the ends of each. When it
 flowed back, the copies of quant-sgp (top 2 %) could not follow: 71 % in place of 96 % for the worst peer."""
 _USUAL_ROUNDS = 64
-"""Over so many rounds the usual weight is averaged. It follows what there is: with a limit that stays where it is, a
-cluster that lost more than that for good would never mix again."""
+"""Rounds over which the usual weight is averaged. It has to adapt: with a fixed limit, a cluster that lost more than
+that for good would never mix again."""
 
 
 class UsualWeight:
@@ -27,5 +27,5 @@ class UsualWeight:
         return u < STARVED_BELOW * self.value
 
     def note(self, u: float) -> None:
-        """Take note of the weight with which a round begins."""
+        """Note the weight with which a round begins."""
         self.value += (u - self.value) / _USUAL_ROUNDS

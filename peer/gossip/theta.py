@@ -1,9 +1,8 @@
-"""θ of the modulo code: how far apart two neighbours' numbers may be. The theorems' bounds, and the rule that adapts
-it.
+"""θ of the modulo code, the allowed distance of two neighbours' numbers: the theorems' bounds, and the adaptive rule.
 
-Three modes. *constant*: given, one number or one for each round. *theorem*: the bounds below with the largest
-gradient seen so far; rigorous and loose. *verified*: from the distances that were measured, safe because every code
-carries a hash and what was recovered wrongly is repaired exactly.
+Three modes. *constant*: given, one number or one for each round. *theorem*: the bounds below with the largest gradient
+seen so far; rigorous and loose. *verified*: from measured distances, safe because every code carries a hash and wrong
+integers are repaired exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ GROWTH = 2.0
 """Verified: after a violation θ is at least this many times the θ that was too small."""
 
 _KEPT = 4
-"""For how many matrices the constants of the theorems are kept: all peers of a process ask for those of one graph."""
+"""Matrices whose theorem constants are kept: all peers of a process ask for those of one graph."""
 
 
 def theorem_2(
@@ -114,7 +113,7 @@ def d2_constant(matrix: MixingMatrix, averaging_rate: float = 1.0) -> float:
 def pairwise_mixing_time(matrix: MixingMatrix) -> float:
     """Return an estimate of t_mix of AD-PSGD, in exchanges over the whole graph.
 
-    Where a random peer averages with a random neighbour, E‖X_{k+1} − X̄‖² = λ₂ E‖X_k − X̄‖² at most, λ₂ the second
+    If a random peer averages with a random neighbour, E‖X_{k+1} − X̄‖² is at most λ₂ E‖X_k − X̄‖², λ₂ the second
     eigenvalue of the expected exchange matrix; ‖·‖₁ ≤ √n ‖·‖₂ then falls to ½ within 2 ln(2 √n) / ln(1/λ₂) exchanges.
     """
     n = matrix.num_peers
@@ -153,8 +152,8 @@ def exchange_matrix(matrix: MixingMatrix) -> MixingMatrix:
 def largest_stable_rate(bits: int, rounding: Rounding, *, halfway: bool = False) -> float:
     """Return the largest averaging rate at which an adapted θ does not feed on the code's own error; 0 for none.
 
-    What a round adds to the distances grows with η times the error of a code, which is a fixed part of θ: where that is
-    more than θ shrinks by, θ and the distances drive each other up without bound. Measured on rings, complete, path and
+    The distances that a round adds grow with η times the error of a code, which is a fixed part of θ. If that is more
+    than θ shrinks by, θ and the distances drive each other up without bound. Measured on rings, complete, path and
     random graphs with noisy gradients and layers of 300 numbers: stable up to η = 0.12 / s, at any η for s up to 0.14
     (3 bits), s the standard deviation of the error over θ. `halfway`: the same for D² and for pairs, stable at any rate
     or none.
@@ -195,7 +194,7 @@ def refuse_unstable(code: Modulo, averaging_rate: float, *, halfway: bool = Fals
 class ThetaControl:
     """θ of every layer of one peer's own codes.
 
-    In verified mode it is a function of what was decoded, never of when a request came: distance is symmetric, so the
+    In verified mode it depends on decoded values, never on the time of a request: distance is symmetric, so the
     distances that a peer measures as receiver are those that its receivers will meet. The neighbours' θ count as well
     (they travel in the frames): a peer that found a θ too small raises its own, and the others follow in the next
     round.
@@ -220,8 +219,8 @@ class ThetaControl:
         self._unit = 0.0
 
     def thetas(self, t: int, unit: float, floors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return θ of every layer in round t. `unit` is the theorem's bound for G∞ = 1; `floors` what the float type
-        asks for."""
+        """Return θ of every layer in round t. `unit` is the theorem's bound for G∞ = 1; `floors` are the least θ that
+        the float type allows."""
         if self.mode == "constant":
             return np.full_like(self._adapted, self._given[min(t, len(self._given) - 1)])
         self._unit = unit
@@ -250,7 +249,7 @@ class ThetaControl:
         """Adapt θ after round `t`. All float64[num_layers]: the own θ of the round, the largest distance measured
         (without the code's own error), the largest θ heard, and the largest θ found too small (0 where none was).
 
-        In theorem mode the θ heard tell the neighbours' G∞: so the largest of all peers gets around.
+        In theorem mode the θ heard tell the neighbours' G∞, which spreads the largest of all peers.
         """
         if self.mode == "constant":
             return
@@ -269,7 +268,7 @@ class ThetaControl:
         self._adapted = np.maximum(needed, GROWTH * violated)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the few numbers that are kept."""
+        """Return θ and what it depends on, as named arrays."""
         state = {"theta": self._adapted, "gradient_bound": np.array([self.gradient_bound])}
         return {**state, "largest_distance": self._largest} if self._hold_rounds > 1 else state
 

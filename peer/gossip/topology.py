@@ -2,7 +2,7 @@
 
 `build_schedule` and `Schedule.from_matrices` refuse what breaks the convention of `mixing_matrix`, so that whoever
 holds a `Schedule` need not check again. A schedule is immutable and shared by all peers of a process. Its properties
-are computed when they are asked for, then kept.
+are computed on demand, then kept.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Schedule:
         self.matrices = tuple(matrices)
         self.period_rounds = period_rounds
         self.name = name
-        """How the graph was asked for, for people."""
+        """The configured kind of graph, for display."""
         self._all_senders: dict[int, tuple[int, ...]] = {}
         self._all_receivers: dict[int, tuple[int, ...]] = {}
 
@@ -141,7 +141,7 @@ class Schedule:
 
     @cached_property
     def is_strongly_connected(self) -> bool:
-        """Whether the union over the cycle does: what convergence needs."""
+        """Whether the union over the cycle is strongly connected, as convergence requires."""
         return self._union.is_strongly_connected
 
     @cached_property
@@ -207,8 +207,8 @@ def build_schedule(
     `weights`: "uniform" splits 1/(out-degree + 1) to each receiver and oneself (column stochastic); "metropolis" gives
     each edge 1/(1 + max degree of its ends) (doubly stochastic, undirected graphs only); "explicit" takes those that
     the graph brings; "auto" takes those too where there are any, else metropolis for an undirected graph and uniform
-    for a directed one. Where columns are all that has to sum to 1 (`doubly` False: push-sum), "auto" is uniform on
-    undirected graphs too: irregular ones mix faster (star of 8: gap 0.5 instead of 0.125).
+    for a directed one. If only columns have to sum to 1 (`doubly` False: push-sum), "auto" is uniform on undirected
+    graphs too: irregular ones mix faster (star of 8: gap 0.5 instead of 0.125).
 
     Raises ConfigError with the key, the value and what would be valid.
     """

@@ -1,9 +1,9 @@
-"""What the papers' theory, and what was measured, say against a configuration before its first round.
+"""Objections of the papers' theory, and of measurements, to a configuration before its first round.
 
 `check` looks at plain values and returns findings. An error is a configuration that cannot converge, or cannot run at
-all; a warning is one that may not, or that costs more than it seems. Each finding names the key to change, says what is
-wrong and what to do about it. Each rule is one function, in the order of the data: graph, compressor, rates, momentum,
-rounds; numbers that are judgements stand as constants with their reason.
+all; a warning is one that may not, or that costs more than it seems. Each finding names the key to change, the fault
+and the remedy. Each rule is one function, in the order of the data: graph, compressor, rates, momentum, rounds; numbers
+that are judgements stand as constants with their reason.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ STRONG_COMPRESSION = 0.1
 """Keeping less than this is called strong."""
 
 STARVATION_ROUNDS = 2000
-"""How many rounds the recursion of the push-sum weights is followed to find the smallest one."""
+"""Rounds over which the recursion of the push-sum weights is followed to find the smallest one."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Finding:
     key: str
     """The dotted key of the configuration that should change."""
     sentence: str
-    """What is wrong and what to change."""
+    """The fault and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Plan:
     push_weight_guard: float = 0.5
     min_push_weight: float = 1e-6
     layer_size: int = 10_000
-    """Of the largest layer."""
+    """Size of the largest layer."""
     gradient_bound: float = 1.0
     """G∞, the largest coordinate of a gradient."""
     typical_weight: float = 0.05
@@ -151,12 +151,12 @@ class Plan:
 
     @property
     def feeds_errors_back(self) -> bool:
-        """Whether what the compressor leaves out is kept and sent later (error memory or replicas of CHOCO's kind)."""
+        """Whether the compressor's error is kept and sent later (error memory or replicas of CHOCO's kind)."""
         return self.spec.compresses and not self.spec.needs_unbiased and not self.spec.modulo
 
     @property
     def bound(self) -> ErrorBound:
-        """What the compressor promises for the largest layer."""
+        """Error bound of the compressor for the largest layer."""
         error_bound = getattr(self.compressor, "error_bound", None)
         if error_bound is None:
             return ErrorBound()
@@ -165,9 +165,9 @@ class Plan:
 
     @property
     def kept(self) -> float | None:
-        """Which part of a vector's energy one message carries at least, None where that is unknown.
+        """Least part of a vector's energy that one message carries, None where that is unknown.
 
-        For sparse compressors the fraction of the coordinates, as in Sparse-Push's table.
+        For sparse compressors it is the fraction of the coordinates, as in Sparse-Push's table.
         """
         fraction = getattr(self.compressor, "fraction", None)
         if fraction is not None:
@@ -195,7 +195,7 @@ def _graph_connects(plan: Plan) -> Iterator[Finding]:
 
 
 def _graph_mixes_in_time(plan: Plan) -> Iterator[Finding]:
-    """η (1 − ρ) rounds is how often disagreement falls by a factor e."""
+    """Disagreement falls by a factor e every 1 / (η (1 − ρ)) rounds."""
     if not plan.averages or plan.num_peers == 1 or not plan.schedule.is_strongly_connected:
         return
     gap = plan.schedule.spectral_gap * plan.averaging_rate
@@ -218,7 +218,7 @@ def _graph_mixes_in_time(plan: Plan) -> Iterator[Finding]:
 
 
 def _graph_suits_algorithm(plan: Plan) -> Iterator[Finding]:
-    """Who averages without a push-sum weight needs rows that sum to 1: else the average drifts to a weighted one."""
+    """Averaging without a push-sum weight needs rows that sum to 1: else the average drifts to a weighted one."""
     spec, schedule = plan.spec, plan.schedule
     alternative = DIRECTED_ALTERNATIVES.get(spec.name, "sgp")
     if spec.graph is GraphNeed.DOUBLY and not schedule.is_doubly_stochastic:
@@ -260,7 +260,7 @@ def _server_reaches_all(plan: Plan) -> Iterator[Finding]:
 
 
 def _schedule_may_change(plan: Plan) -> Iterator[Finding]:
-    """Who keeps state about a neighbour, or remembers its own last mixing, needs one graph."""
+    """An algorithm that keeps state about a neighbour, or remembers its own last mixing, needs one graph."""
     spec, schedule = plan.spec, plan.schedule
     if not schedule.is_time_varying:
         return
@@ -346,7 +346,7 @@ def _compressor_is_used(plan: Plan) -> Iterator[Finding]:
 
 
 def _modulo_with_modulo_only(plan: Plan) -> Iterator[Finding]:
-    """A modulo code decodes only against a vector near the sender's: what the modulo algorithms hold."""
+    """A modulo code decodes only against a vector near the sender's, which only the modulo algorithms hold."""
     spec, compressor = plan.spec, plan.compressor
     if spec.modulo and not compressor.needs_reference:
         yield _error(
@@ -552,7 +552,7 @@ def _naive_floor(plan: Plan) -> Iterator[Finding]:
 
 
 def _averaging_rate_known(plan: Plan) -> Iterator[Finding]:
-    """η falls with what the compressor keeps; far from the known rates the models collapse, or never meet."""
+    """η falls with the part that the compressor keeps; far from the known rates the models collapse, or never meet."""
     spec, rate = plan.spec, plan.averaging_rate
     if not 0 < rate <= 1:
         yield _error("algorithm.averaging_rate", f"the averaging rate must be above 0 and at most 1, not {rate:g}")
@@ -605,7 +605,7 @@ def short_run_rate(kept: float) -> float:
 
 
 def _drift_correction_is_stable(plan: Plan) -> Iterator[Finding]:
-    """β has to stay below what the graph brings back in a round, or models swing ever further."""
+    """β has to stay below the pull of the graph in a round, or models swing ever further."""
     key, gain = "algorithm.drift_correction", plan.drift_correction
     if gain == "auto" or gain == 0.0:
         return

@@ -1,8 +1,8 @@
-"""How large the numbers of a message may be, so that no sum of them leaves the float type.
+"""Bounds of the numbers in a message that keep every sum of them within the float type.
 
 P peers add up what they send each other, and compressors are given differences of two such sums: four times P numbers
-of that size are still finite. Models of that size have diverged long ago. A sender ends with that sentence rather than
-send what all others refuse; that a model grew too large to be of use is for the guard to say.
+of that size are still finite. Models of that size have diverged long ago. A sender ends its run with that error rather
+than send numbers that all others refuse; the divergence guard says when a model grew too large to be of use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from peer.wire.message import Message, MessageKind
 
 
 def num_first_members(node: NodeContext) -> int:
-    """Return how many peers a run began with: Σu of push-sum, which no change of the members raises."""
+    """Return the number of peers with which a run began: Σu of push-sum, which no change of the members raises."""
     schedule = node.schedule
     return len(schedule.membership.members(0)) if isinstance(schedule, ViewSchedule) else schedule.num_peers
 
@@ -30,8 +30,8 @@ def largest_value(dtype: npt.DTypeLike, node: NodeContext) -> float:
 
 
 def excess(message: Message, dtype: npt.DTypeLike, node: NodeContext) -> float | None:
-    """Return the largest magnitude in a message if it is more than may be sent; None if all is well. Where the numbers
-    will be divided by a push-sum weight below 1, that counts too."""
+    """Return the largest magnitude in a message if it is too large to be sent; None if not. A push-sum weight below 1,
+    by which the numbers will be divided, counts too."""
     limit = largest_value(dtype, node) * min(1.0, message.push_weight)
     layers = message.layers
     if message.kind is MessageKind.PART:

@@ -2,9 +2,9 @@
 
 The configured kind of graph is built over the *positions* of the members (peers 0, 2 and 3 are positions 0, 1 and 2 of
 a ring of three), so that every peer derives the same matrices from the same `Membership`. A peer that is no member has
-no edges. Until the round from which a loss counts, the neighbours of the lost peer treat it as absent, each for
-itself: the weight of the missing edge stays with its end that is left. On a push-sum graph a column is its sender's
-own, so that columns still sum to 1; a symmetric matrix stays symmetric and doubly stochastic.
+no edges. Until the round from which a loss counts, the neighbours of the lost peer treat it as absent, each for itself:
+the weight of the missing edge stays with its remaining end. On a push-sum graph a column is its sender's own, so that
+columns still sum to 1; a symmetric matrix stays symmetric and doubly stochastic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ViewSchedule:
     """Implements `gossip.base.MixingSchedule` for one peer, over the indices of all peers that it knows."""
 
     def __init__(self, num_peers: int, membership: Membership, graph_of: GraphOf) -> None:
-        """`num_peers`: how many are known before any newcomer is heard of."""
+        """`num_peers`: peers known before any newcomer is heard of."""
         self._listed = num_peers
         self.membership = membership
         self._graph_of = graph_of
@@ -34,15 +34,15 @@ class ViewSchedule:
         # Ascending and distinct, so that these are all of 0 … num_peers − 1.
         is_everybody = len(first) == num_peers == first[-1] + 1
         self._all: Schedule | None = graph_of(first) if is_everybody else None
-        """The graph of all peers, while nothing else is in use."""
+        """The graph of all peers, while no other is in use."""
 
     @property
     def num_peers(self) -> int:
-        """How many indices there are: newcomers count, from when they are heard of."""
+        """Number of indices: newcomers count from when they are heard of."""
         return max(self._listed, 1 + max(self.membership.newcomers, default=-1))
 
     def enter(self, t: int) -> None:
-        """Let `all_senders` and `all_receivers` speak of round t and those after it with the same members."""
+        """Make `all_senders` and `all_receivers` those of round t and later rounds with the same members."""
         self._now = t
 
     def treat_as_absent(self, peer: int, t: int) -> None:
@@ -56,7 +56,7 @@ class ViewSchedule:
 
     @property
     def spectral_gap(self) -> float:
-        """That of the graph of the members in the round that was entered."""
+        """Spectral gap of the graph of the entered round's members."""
         return self._graph_of(self.membership.members(self._now)).spectral_gap
 
     def at(self, t: int) -> MixingMatrix:
@@ -112,7 +112,7 @@ class ViewSchedule:
 
     def is_steady(self, t: int) -> bool:
         """Return whether a peer that comes to round t knows that all others have come to a round with the same members:
-        so long ago was the last change, and nobody is lost whom the graph of the round still has."""
+        the last change was long enough ago, and the round's graph has no lost peer."""
         members = self.membership.members(t)
         if not {*members}.isdisjoint(self._absent_in(t)):
             return False

@@ -5,10 +5,11 @@
     step:  x ← x − γ g(z)
 
 `node` is one peer's side, without sockets or clock. It joins the `initiator` of own exchanges and the `responder` to
-those of others, which mix into one `model`; what these two have under way is in `open_exchanges`. `judge` refuses what
-no honest peer sends, `coding` is what the algorithms (`ad_psgd`, `moniqua_ad_psgd`) differ in, `events` the log.
+those of others, which mix into one `model`; their unfinished exchanges are in `open_exchanges`. `judge` refuses
+messages that no honest peer sends, `coding` is where the algorithms (`ad_psgd`, `moniqua_ad_psgd`) differ, `events` is
+the log.
 
-How a pair stays atomic without locks:
+Rules by which a pair stays atomic without locks:
 
 - A peer is in one exchange at a time, as initiator or responder. The responder averages in the moment in which it
   answers. A busy peer says so at once, and the initiator tries again later, with another neighbour if there is one. No
@@ -18,5 +19,5 @@ How a pair stays atomic without locks:
 - When two requests cross, the lower peer's wins: the higher peer answers it, while the lower peer, which is waiting
   itself, refuses the other.
 - Every exchange number has one result for ever. A repeated request (after a disconnect or a crash) gets the same reply,
-  applied once. What was refused stays refused, and the initiator tries again under a new number.
+  applied once. A refusal is final, and the initiator tries again under a new number.
 """

@@ -1,4 +1,4 @@
-"""What the algorithms without rounds differ in: how the two models of a pair become payloads and are read again."""
+"""Coding of the two models of a pair as payloads: the part in which algorithms without rounds differ."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PairCoding(ABC):
         self.distance: float | None = None
         """‖x̂_other − x_own‖₂ in the last exchange, x_own as it was sent."""
         self.largest_theta: float | None = None
-        """Of the last exchange, where numbers are coded."""
+        """The largest θ of the last exchange, where numbers are coded."""
 
     @abstractmethod
     def code_request(self, x: FloatArray, number: int) -> Payload:
@@ -44,11 +44,11 @@ class PairCoding(ABC):
 
     @abstractmethod
     def read(self, message: Message, reference: FloatArray, further: FurtherBits) -> tuple[RepairWish, ...]:
-        """Write the sender's x̂ to `theirs`; return what is wanted for layers that cannot be read yet."""
+        """Write the sender's x̂ to `theirs`; return wishes for layers that cannot be read yet."""
 
     @abstractmethod
     def read_own(self, sent: Payload, reference: FloatArray, number: int) -> None:
-        """Write to `ours` what the other end reads from an own payload, which codes `reference`."""
+        """Write to `ours` the x̂ that the other end reads from an own payload, which codes `reference`."""
 
     def note_step(self, gradient: FloatArray, rate: float) -> None:  # noqa: B027 (nothing to note by default)
         """Take note of a gradient step."""

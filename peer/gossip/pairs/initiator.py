@@ -27,7 +27,7 @@ class Initiator:
         self.next_exchange = 0
         """The number of the next own request; every number below is used up."""
         self.refusals = 0
-        """In a row."""
+        """Refusals in a row."""
         self._model, self._node = model, model.node
 
     def choose_partner(self, candidates: Sequence[int]) -> int:
@@ -71,7 +71,7 @@ class Initiator:
         return taken
 
     def take_reply(self, reply: Message) -> Effects:
-        """Mix with what the partner has mixed with already."""
+        """Mix with the reply, with which the partner has mixed already."""
         request, model = self.open, self._model
         if request is None or not request.is_subject_of(reply):
             return Effects()  # A repeated one.
@@ -95,7 +95,7 @@ class Initiator:
         return Effects(retry_after_s=pause_s)
 
     def repair(self, wanted: Message) -> Message:
-        """Return the further bits of the request that its partner asks for. Repeated as often as it is asked for."""
+        """Return the further bits of the request that its partner asks for. May be repeated."""
         request, asker = self.open, wanted.sender
         if request is None or not request.is_subject_of(wanted):
             raise RemoteProtocolError(f"asks to repair exchange {wanted.round}, which is over", peer=asker)

@@ -1,7 +1,7 @@
-"""Which messages an honest neighbour can have sent: the boundary of trust of a run without rounds.
+"""Judgement of messages, by what an honest neighbour can have sent: the boundary of trust of a run without rounds.
 
-As `gossip.judge` is for runs with rounds: `wire` has checked the form, here the meaning is judged before anything of it
-is kept, and nothing changes.
+It is to these runs what `gossip.judge` is to those with rounds: `wire` has checked the form, the meaning is judged here
+before anything is kept, and nothing changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peer.gossip.value_bounds import excess
 from peer.wire.message import Message, MessageKind
 
 MOST_EXCHANGES = 1 << 48
-"""No peer makes more: each restart leaves out 2^16 numbers."""
+"""More exchanges than any peer makes, though each restart leaves out 2^16 numbers."""
 
 
 def judge(message: Message, neighbors: Collection[int], model: PairModel, responder: Responder) -> None:

@@ -1,4 +1,4 @@
-"""The model of one peer of a pair: read and stepped by the training, mixed by exchanges, and what is counted of it."""
+"""The model of one peer of a pair: read and stepped by the training, mixed by exchanges, and its counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from peer.wire.message import Message
 
 @dataclass
 class Staleness:
-    """How old gradients were when they were applied. A checkpoint holds the fields in this order."""
+    """Age of gradients when they were applied. A checkpoint holds the fields in this order."""
 
     steps_at_read: int = 0
     exchanges_at_read: int = 0
@@ -44,14 +44,14 @@ class Staleness:
 
 
 class PairModel:
-    """x with its log and counters. What initiator and responder share."""
+    """x with its log and counters, shared by initiator and responder."""
 
     def __init__(self, node: NodeContext, x0: FloatArray, coding: PairCoding) -> None:
         self.node, self.coding = node, coding
         self.x = np.array(x0, copy=True)
         self.staleness = Staleness()
         self.events: list[Event] = []
-        """What happened to x and was not taken yet."""
+        """Events of x that were not taken yet."""
 
     def read(self) -> FloatArray:
         """Return a copy of x to compute a gradient at."""

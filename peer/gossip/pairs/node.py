@@ -25,7 +25,7 @@ from peer.wire.message import Message, MessageKind
 
 
 class PairNode:
-    """One peer of a pairwise algorithm, of which a subclass says which one it is and how models are coded."""
+    """One peer of a pairwise algorithm; a subclass gives the algorithm and its coding of models."""
 
     spec: ClassVar[AlgorithmSpec]
     coding_type: ClassVar[type[PairCoding]]
@@ -42,7 +42,7 @@ class PairNode:
 
     @property
     def x(self) -> FloatArray:
-        """float32[n] or float64[n]."""
+        """The model: float32[n] or float64[n]."""
         return self._model.x
 
     def model(self) -> FloatArray:
@@ -67,7 +67,7 @@ class PairNode:
 
     @property
     def staleness(self) -> Staleness:
-        """How old gradients were. The caller must not write to it."""
+        """Age of the gradients applied. The caller must not write to it."""
         return self._model.staleness
 
     def metrics(self) -> Metrics:
@@ -97,8 +97,8 @@ class PairNode:
         self._initiator.next_exchange += count
 
     def choose_partner(self, among: Sequence[int] | None = None) -> int:
-        """Return a neighbour for the next request, drawn uniformly by seed, peer and exchange number. `among`: those
-        who come into question, not empty; all unless given."""
+        """Return a neighbour for the next request, drawn uniformly by seed, peer and exchange number. `among`: the
+        candidates, not empty; all neighbours unless given."""
         return self._initiator.choose_partner(self.neighbors if among is None else among)
 
     def request(self, partner: int, exchange: int | None = None) -> Message:
@@ -117,7 +117,7 @@ class PairNode:
         return None if request is None else (request.partner, request.message)
 
     def lost(self, peer: int) -> None:
-        """Forget what is open with a peer that is declared lost for good."""
+        """Forget open exchanges with a peer that is declared lost for good."""
         self._initiator.lost(peer)
         self._responder.disconnected(peer)
 
@@ -135,7 +135,7 @@ class PairNode:
         judge(message, self.neighbors, self._model, self._responder)
 
     def take(self, message: Message) -> Effects:
-        """Take one message that was judged. Raises RemoteProtocolError, before anything changes, where only reading it
+        """Take one message that was judged. Raises RemoteProtocolError, before anything changes, if only reading it
         shows that an honest peer would not have sent it."""
         match message.kind:
             case MessageKind.PAIR_REQUEST:
@@ -153,8 +153,8 @@ class PairNode:
     # State.
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything that must survive a crash at any moment, as named arrays. Taken before the messages of an
-        outcome leave."""
+        """Return everything that must survive a crash at any moment, as named arrays. To be taken before the messages
+        of an outcome leave."""
         model, initiator, responder = self._model, self._initiator, self._responder
         counters = [initiator.next_exchange, initiator.refusals, responder.repairs, *astuple(model.staleness)]
         return {

@@ -1,4 +1,4 @@
-"""What a peer has under way, as initiator or as responder, and how it is kept in a checkpoint."""
+"""A peer's unfinished exchanges, as initiator or as responder, and their form in a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from peer.wire.message import Message, MessageKind, RepairWish
 
 @dataclass
 class OpenRequest:
-    """An own request without an answer yet. Kept across a crash: the partner may have mixed with it already, and gives
-    the reply to that only if it is asked again under the same number."""
+    """An own request without an answer yet. Kept across a crash: the partner may have mixed with it already, and
+    repeats its reply only to the same number."""
 
     partner: int
     message: Message
     sent: FloatArray
-    """x as sent. The mix adds ½ (x̂_other − x̂_own), and steps between request and reply must not change that x̂_own: the
+    """x as sent. The mix adds ½ (x̂_other − x̂_own); steps between request and reply must not change x̂_own, since the
     partner has used it."""
     first_step: int | None = None
     """Position in the log of the first step since the request: the mix belongs before it."""
@@ -33,7 +33,7 @@ class OpenRequest:
     """Layers of which the partner asked for more."""
 
     def is_subject_of(self, message: Message) -> bool:
-        """Whether a message is the partner's, about this request."""
+        """Whether a message comes from the partner and is about this request."""
         return (message.sender, message.round) == (self.partner, self.message.round)
 
     def state(self, layout: Layout) -> dict[str, npt.NDArray[Any]]:
@@ -48,7 +48,7 @@ class OpenRequest:
 
     @classmethod
     def from_state(cls, state: Mapping[str, npt.NDArray[Any]], layout: Layout, x: FloatArray) -> OpenRequest | None:
-        """Return the request of which `state` gave the arrays; None if none was open. `x`: a vector like `sent`."""
+        """Return the request whose arrays `state` gave; None if none was open. `x`: a vector like `sent`."""
         if "request" not in state:
             return None
         partner, first_step = (int(value) for value in state["request.partner"])
@@ -70,11 +70,11 @@ class OpenResponse:
     phase: int = 0
     """Repairs asked for so far."""
     wishes: tuple[RepairWish, ...] = ()
-    """What was asked for last."""
+    """Bits that were asked for last."""
     further: FurtherBits = field(default_factory=dict)
 
     def repair_request(self, peer: int) -> Message:
-        """Return what to ask for, with `peer` as its sender."""
+        """Return the request for the wishes, with `peer` as its sender."""
         return Message(MessageKind.REPAIR_REQUEST, peer, self.request.round, phase=self.phase, wanted=self.wishes)
 
     def awaits(self, repair: Message) -> bool:
@@ -89,7 +89,7 @@ class OpenResponse:
             self.further.setdefault(layer, []).append(bits)
 
     def state(self, peer: int, layout: Layout) -> dict[str, npt.NDArray[Any]]:
-        """Return the response as named arrays, each one message. `peer`: whose it is.
+        """Return the response as named arrays, each one message. `peer`: the requester.
 
         The first repairs of all layers are one message, the second ones another, whichever phases they came in: only
         their order within a layer counts.
@@ -108,7 +108,7 @@ class OpenResponse:
     def from_state(
         cls, state: Mapping[str, npt.NDArray[Any]], layout: Layout, dtype: npt.DTypeLike
     ) -> OpenResponse | None:
-        """Return the response of which `state` gave the arrays; None if none was open."""
+        """Return the response whose arrays `state` gave; None if none was open."""
         if "response.request" not in state:
             return None
         asked = message_from_array(state["response.asked"], layout, dtype)

@@ -1,4 +1,4 @@
-"""The exchanges that others ask a peer for: which it answers, what it has answered, and the repairs until it can."""
+"""The exchanges that others ask a peer for: its answers, refusals and requests for repairs."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Responder:
         return self._respond(OpenResponse(request))
 
     def _gives_way(self, own: OpenRequest, request: Message) -> bool:
-        """Return whether to answer a request although the own one is open: the two cross, and the other is lower.
+        """Return whether to answer a request although the own one is open: the two cross, and the other peer is lower.
 
         Two requests cross if neither peer had the other's when it sent its own. Refusing both would let them collide
-        again and again; answering both would mix twice, in one order here and in the other there. So one is answered,
-        and the lower peer's by convention. The own request stays open until the lower peer answers it.
+        again and again; answering both would mix twice, in one order here and in the other there. One is answered,
+        therefore: the lower peer's, by convention. The own request stays open until the lower peer answers it.
 
         They do not cross if the lower peer has answered ours already and the answer was lost or is still on its way:
         its request comes after that exchange, which must be completed here first. A request says by its phase which
@@ -76,7 +76,7 @@ class Responder:
         return Effects(sends=[Send(request.sender, Message(MessageKind.PAIR_BUSY, self._peer, request.round))])
 
     def _respond(self, response: OpenResponse) -> Effects:
-        """Mix and reply in one moment, or ask for what is missing."""
+        """Mix and reply in one moment, or ask for missing bits."""
         request, model = response.request, self._model
         sender, number = request.sender, request.round
         wishes = model.coding.read(request, model.x, response.further)
