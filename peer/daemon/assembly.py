@@ -1,4 +1,4 @@
-"""Which part of a peer gets which others: the only place that knows both loops."""
+"""Wiring of a peer's parts: the only module that knows both loops."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def assemble(
     try:
         return _assemble(local, config, reread, watcher or NoWatcher(), wall_clock)
     except BaseException:
-        # Whoever catches it may try again in this process.
+        # A caller that catches it may try again in this process.
         local.close()
         raise
 
@@ -212,7 +212,7 @@ def _assemble(
 
 
 def _data_check(local: LocalPeer) -> DataCheck | None:
-    """Return what compares the data of devices; None where each has its own, or reads it in a training script."""
+    """Return the comparison of devices' data; None where each has its own, or reads it in a training script."""
     if local.steps_are_recorded or local.config.data.partition == "own":
         return None
     task = local.setup.task
@@ -229,7 +229,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
 
     neighbors = Neighbors(Traffic(local.number, local.others, local.metrics.links()))
     if local.begins:
-        # Of a run that begins without it, a peer learns its neighbours when it joins.
+        # A peer learns its neighbours when it joins a run that began without it.
         schedule = local.setup.schedule
         neighbors.set_partners(schedule.all_senders(local.index), schedule.all_receivers(local.index))
     splits: list[Split] = ["test"]
@@ -482,7 +482,7 @@ def _pair_parts(common: CommonParts) -> TrainingParts:
 def _progress(
     common: CommonParts, start_round: int, durable_round: Callable[[], int], admitted: Callable[[int, bytes], None]
 ) -> SignedProgress | None:
-    """Return what signs how far this peer is; None where nothing is signed."""
+    """Return the signer of this peer's progress; None where nothing is signed."""
     statements = common.local.statements
     if not isinstance(statements, SignedStatements):
         return None
@@ -528,7 +528,7 @@ def _transport(
 
 
 def _hello(local: LocalPeer) -> HelloInfo:
-    """Return what this peer says of itself and of the run when it meets another."""
+    """Return this peer's description of itself and of the run for its hellos."""
     config = local.config
     return HelloInfo(
         run=config.run.name,

@@ -1,7 +1,7 @@
-"""Where everything that others say enters the daemon: each call of the transport finds the part that judges it.
+"""Entry of everything from others into the daemon: each call of the transport finds the part that judges it.
 
-This is the boundary of trust. A neighbour is authenticated here, and no more than that: it may be broken or hostile.
-What it sends is judged by the part that knows what it is for:
+This is the boundary of trust. A neighbour is authenticated, but not trusted: it may be broken or hostile. Its input is
+judged by the part that uses it:
 
 | what | judged by |
 | --- | --- |
@@ -17,9 +17,9 @@ What it sends is judged by the part that knows what it is for:
 | requests to join, and the answer to one | `change_requests`, `joining` |
 | calls of an operator | `operator_api` |
 
-Each raises RemoteProtocolError for what an honest peer would not send, and the transport closes the link with that
-sentence; so it does for any other error (`peer.net.links.Links.blame`). That holds for notes that the neighbour has
-from somebody else, too: it would have refused them itself.
+Each raises RemoteProtocolError for input that no honest peer sends. The transport then closes the link with that
+sentence, as it does after any other error (`peer.net.links.Links.blame`). This also holds for notes that the neighbour
+passes on: it should have refused them itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from peer.rate_limits import Allowances
 log = logging.getLogger("sotto")
 
 _NOTES = {topics.DIVERGED: (10.0, 100.0), topics.REPLICA: (10.0, 100.0)}
-"""Topic → (notes a second, notes at once) that are read of one neighbour. Whoever joins asks every five seconds."""
+"""Topic → (notes a second, notes at once) that are read of one neighbour. A joining peer asks every five seconds."""
 _OTHER_NOTES = (0.5, 5.0)
 
 

@@ -1,4 +1,4 @@
-"""What one peer is before it talks to anybody: configuration, certificate, state folder, data and trainer.
+"""A peer before it talks to anybody: configuration, certificate, state folder, data and trainer.
 
 The parts of the daemon read it and never change it. It knows no clock and no socket.
 """
@@ -43,7 +43,7 @@ _MOST_WEIGHT = 4.0
 
 
 class DurabilityOptions(TypedDict):
-    """How a participant is kept on disk: arguments of `DurablePeer` and of `DurablePair`."""
+    """Options for keeping a participant on disk: arguments of `DurablePeer` and of `DurablePair`."""
 
     identity: dict[str, str]
     durability: Durability
@@ -89,7 +89,7 @@ class LocalPeer:
         try:
             self._read(config, base, loop)
         except BaseException:
-            # Whoever catches it may try again in this process.
+            # A caller that catches it may try again in this process.
             self.folder.close()
             raise
 
@@ -103,9 +103,9 @@ class LocalPeer:
         rates = settle_rates(config, build_compressor(config), self.folder.disk)
         self.trainer: PeerTrainer
         self.budget: Budget | None = None
-        """What private steps spend."""
+        """Privacy budget of private steps."""
         self.chosen: PrecisionChoice | None = None
-        """What this device trains in, where each device chooses."""
+        """Precision that this device trains in, where each device chooses."""
         if loop is None:
             if not rates.float32_weight_gradients:
                 # Imported when first used, and before its modules.
@@ -161,11 +161,12 @@ class LocalPeer:
 
     @property
     def durability(self) -> DurabilityOptions:
-        """How the state of this peer is kept."""
+        """Options for keeping this peer's state on disk."""
         options = self.config.state
         return {
             "identity": self.identity,
-            # What cannot be done again must not be forgotten once neighbours have seen it, not by a power cut either.
+            # A step that cannot be repeated must not be forgotten once neighbours have seen it, not by a power cut
+            # either.
             "durability": "power" if self.steps_are_recorded else options.durability,
             "keep_checkpoints": options.keep_checkpoints,
             "regular": options.checkpoint_every_rounds,
@@ -179,8 +180,8 @@ class LocalPeer:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What a state folder has to agree with to belong to this peer. Rates are not part of it: they may change
-        while a run is stopped everywhere."""
+        """Values that a state folder must share to belong to this peer. Rates are not among them: they may change while
+        a run is stopped everywhere."""
         identity = {
             "run": self.config.run.name,
             "peer": self.name,
@@ -198,7 +199,7 @@ class LocalPeer:
         return identity
 
     def describe(self, seconds: float) -> dict[str, object]:
-        """Return what every checkpoint says of where it belongs. `seconds`: the time on the clock of the run."""
+        """Return the identification in every checkpoint. `seconds`: the time on the clock of the run."""
         return {
             **self.identity,
             "job": self.config.run_digest(),

@@ -1,7 +1,8 @@
-"""What the daemon asks of the two ways to train: in rounds (`peer.daemon.rounds`), and in pairs (`peer.daemon.pairs`).
+"""The daemon's interface to the two training loops: in rounds (`peer.daemon.rounds`), and in pairs
+(`peer.daemon.pairs`).
 
-The daemon decides when to evaluate, to save and to end; a loop knows how its kind of algorithm goes from one round to
-the next, and what its frames mean.
+The daemon decides when to evaluate, to save and to end; a loop knows the steps of its kind of algorithm and the meaning
+of its frames.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Loop(Protocol):
     """Takes one peer from round to round. A round of a peer in pairs is one gradient step."""
 
     def helpers(self) -> Sequence[Coroutine[None, None, None]]:
-        """Return what has to run beside `next_round`, until the end."""
+        """Return the coroutines to run beside `next_round`, until the end."""
         ...
 
     async def next_round(self) -> RoundRecord | None:
@@ -53,7 +54,7 @@ class Loop(Protocol):
 
     @property
     def members(self) -> Collection[int]:
-        """Whose evaluation of the last round is waited for."""
+        """Peers whose evaluation of the last round is waited for."""
         ...
 
     def model(self) -> FloatArray:
@@ -61,11 +62,11 @@ class Loop(Protocol):
         ...
 
     async def models(self) -> Models:
-        """Return what can be evaluated and saved, good until the next round."""
+        """Return the models to evaluate and save, valid until the next round."""
         ...
 
     def figures(self) -> Mapping[str, object]:
-        """Return what `sotto status` shows of this kind of loop alone, as JSON values."""
+        """Return the fields of `sotto status` for this kind of loop alone, as JSON values."""
         ...
 
     def link_figures(self, peer: int) -> Mapping[str, object]:
@@ -74,9 +75,9 @@ class Loop(Protocol):
 
 
 class Frames(Protocol):
-    """Where the frames of neighbours enter a loop, and what a neighbour that is back needs. On the event loop.
+    """Entry of neighbours' frames into a loop, and the needs of a neighbour that is back. On the event loop.
 
-    What a neighbour must not do raises RemoteProtocolError: its link is closed with that sentence.
+    Misconduct of a neighbour raises RemoteProtocolError: its link is closed with that sentence.
     """
 
     def frames_for(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
@@ -102,7 +103,7 @@ class Frames(Protocol):
 
 
 class Members(Protocol):
-    """How the members of a run change at the request of an operator. Raises SottoError, with what is against it."""
+    """Changes of a run's members at an operator's request. Refusals raise SottoError with the reason."""
 
     async def announce(self, kind: ChangeKind, subject: int, *, ordered: bytes = b"") -> dict[str, object]:
         """Announce a change of the members; return from which round on it counts, as JSON values. `ordered`: of a loss,
@@ -123,5 +124,5 @@ class Members(Protocol):
         ...
 
     def standing(self, peer: int) -> str:
-        """Return what a peer is in this run: "member", "left", "lost", "joining" or "not joined"."""
+        """Return a peer's standing in this run: "member", "left", "lost", "joining" or "not joined"."""
         ...

@@ -32,7 +32,7 @@ class MetricsWriter:
         """The loss of the last round that had a local step."""
         self._metrics, self._neighbors, self._numbering = metrics, neighbors, numbering
         self._protobuf_bytes = 0
-        """What was sent by the end of the last round, since this process began."""
+        """Bytes sent by the end of the last round, since this process began."""
         self._flushed_at = -math.inf
 
     def put_round(self, record: RoundRecord, link_round: int | None = None) -> None:

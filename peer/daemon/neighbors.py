@@ -27,9 +27,9 @@ class Neighbors:
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
         self.senders: tuple[int, ...] = ()
-        """Whom this peer hears, ascending."""
+        """Peers that this one hears, ascending."""
         self.receivers: tuple[int, ...] = ()
-        """Who hears it, ascending."""
+        """Peers that hear this one, ascending."""
         self.all: tuple[int, ...] = ()
         self.left: dict[int, str] = {}
         """Neighbours that said goodbye, with their reason; until they are back."""
@@ -40,7 +40,7 @@ class Neighbors:
         """When anything came from any neighbour, frame or note."""
         self._heard_at: dict[int, float] = {}
         self._awaited_since: dict[int, float] = {}
-        """Who is no neighbour and is waited for → since when."""
+        """Awaited peer that is no neighbour → since when."""
         self._refused_since: float | None = None
         self._silent_since_up: set[int] = set()
         """Neighbours of which no frame has come since they were connected."""
@@ -130,7 +130,7 @@ class Neighbors:
         return {peer: min(self.silent_s(peer, now, began_at), longest.get(peer, float("inf"))) for peer in waiting}
 
     def problem(self, peer: int) -> str | None:
-        """Return what stands in the way of a link to a neighbour, as a sentence."""
+        """Return the obstacle to a link to a neighbour, as a sentence."""
         left = f"it left: {printable(self.left[peer])}" if peer in self.left else None
         return self.transport.refusals.get(peer) or left or self.transport.problems.get(peer)
 
@@ -167,11 +167,11 @@ class Neighbors:
         )
 
     def counters(self) -> dict[int, LinkCounters]:
-        """Return what the transport counted on the link to each neighbour since this process began."""
+        """Return the transport's counters of the link to each neighbour since this process began."""
         return {peer: self.transport.counters(peer) for peer in self.all}
 
     def totals(self) -> dict[int, LinkRecord]:
-        """Return what went over the link to each neighbour since the run began."""
+        """Return the traffic of the link to each neighbour since the run began."""
         return {
             peer: self.traffic.total(
                 peer,

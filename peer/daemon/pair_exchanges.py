@@ -1,7 +1,7 @@
 """The exchanges of a peer of a run without rounds: requests of neighbours are answered, the own one is completed.
 
 Everything that touches the pair node happens in one worker thread, one call after the other, while another computes the
-gradient. What a call returns to be sent is in the journal by then.
+gradient. Messages that a call returns are in the journal by then.
 
 Frames are not numbered: exchanges have numbers of their own, a request is repeated after a reconnect, and each has one
 outcome.
@@ -47,7 +47,7 @@ class PairExchanges:
         """`recovered`: what `durable` asked for last, before a restart. `abandon_after_s`: how long the partner of an
         open exchange may be away before that is given up."""
         self.failure: DivergenceError | None = None
-        """What an answer came to that makes no sense to go on from."""
+        """Divergence found by an answer; training makes no sense after it."""
         self._runtime, self._neighbors, self._roster, self._abandon_after_s = (
             runtime,
             neighbors,
@@ -102,7 +102,8 @@ class PairExchanges:
     # -- what the loop calls -------------------------------------------------------------------------------------------
 
     async def call(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Return what a call on the pair node returns. One runs at a time, in the order in which they were made."""
+        """Return the result of a call on the pair node. Calls run one at a time, in the order in which they were
+        made."""
         reachable = self._neighbors.reachable()
 
         def call() -> T:

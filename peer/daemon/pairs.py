@@ -8,13 +8,13 @@ round:
   request is sent again when it is back; after `rounds.abandon_after_s` it is given up.
 - Where a limit of the device is reached, steps are held back, and the own exchanges with them.
 - A neighbour that is down is not chosen. Without any neighbour the peer takes `rounds.max_skipped_rounds` more steps,
-  then it waits for one; so it does before the first step.
-- Who has taken all steps still answers, until everybody's last evaluation has come round; it leaves sooner if it has no
-  neighbour for `transport.linger_s`, or hears nothing at all for `transport.give_up_after_s`.
+  then it waits for one, as it does before the first step.
+- A peer that has taken all steps still answers, until everybody's last evaluation has come round; it leaves sooner if
+  it has no neighbour for `transport.linger_s`, or hears nothing at all for `transport.give_up_after_s`.
 
-What survives a crash is the knowledge of `peer.node.durable_pair`: a peer that was killed repeats its calls to where it
-was, in the middle of an exchange too, so that Σx moves by the gradient steps alone. A stop (`sotto stop`, SIGTERM)
-loses nothing either: what is open is saved and taken up again.
+`peer.node.durable_pair` decides what survives a crash: a peer that was killed repeats its calls to the same point, in
+the middle of an exchange too, so that Σx moves by the gradient steps alone. A stop (`sotto stop`, SIGTERM) loses
+nothing either: an open exchange is saved and resumed.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class PairLoop:
         self._steps_alone = self._config.rounds.max_skipped_rounds
         """Steps in a row without a neighbour; none of them before the first has come."""
         self._shown_exchanges = -1
-        """How many exchanges the model had been through that was evaluated last."""
+        """Number of exchanges behind the model that was evaluated last."""
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def helpers(self) -> Sequence[Coroutine[None, None, None]]:
-        """Return what answers the neighbours."""
+        """Return the coroutine that answers the neighbours."""
         return (self._exchanges.answer(),)
 
     async def next_round(self) -> RoundRecord | None:
@@ -104,7 +104,7 @@ class PairLoop:
             await self._until_closed()
         self._raise_failure()
         assert effects.record is not None
-        # What is in the journal need not be trained again.
+        # Steps in the journal need not be trained again.
         trained_s = 0.0 if self._local.steps_are_recorded else effects.record.train_s
         self._cadence.add_round(trained_s + effects.record.gossip_s)
         return effects.record
@@ -176,7 +176,7 @@ class PairLoop:
     async def save_at_end(self) -> None:
         """Save what a stop leaves; after the last step that is done when nobody needs this peer any more."""
         if self._runtime.stops:
-            # What is answered after the checkpoint would be forgotten.
+            # Answers after the checkpoint would be forgotten.
             await self._exchanges.stop_answering()
             if self.participant.in_iteration:
                 # The local step was abandoned: it begins anew, from the journal, when this peer is started again.
@@ -240,7 +240,7 @@ class PairLoop:
         return self.participant.algorithm.x
 
     async def models(self) -> Models:
-        """Return what can be evaluated and saved."""
+        """Return the models to evaluate and save."""
 
         def copy() -> tuple[FloatArray, int]:
             algorithm = self.participant.algorithm
@@ -250,7 +250,7 @@ class PairLoop:
         return Models(x, x, self.participant.algorithm.u)
 
     def figures(self) -> Mapping[str, object]:
-        """Return what `sotto status` shows of pairs alone."""
+        """Return the fields of `sotto status` for pairs alone."""
         staleness, partner = self.participant.algorithm.staleness, self.participant.open_partner
         return {
             "exchanges": staleness.exchanges,

@@ -1,4 +1,4 @@
-"""Where the process of a peer begins, and what happens in it from the first round to the last.
+"""The process of a peer, from its start through the first round to the last.
 
 | part | module |
 | --- | --- |
@@ -57,11 +57,11 @@ _LOOK_AGAIN_S = 5.0
 
 def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) -> int:
     """Run one peer in the foreground until its last round, a stop or a signal; return the exit code. It is 0 except
-    after a signal, so that whoever starts peers can tell one that is to be started again from one that is done.
+    after a signal, so that a supervisor can tell a peer to be started again from one that is done.
 
     `base` is the folder that relative paths of the configuration start from; `reread` reads it again, for a peer that
-    is told that its file has changed. What passes by itself, such as an address or a disk that is not there yet after a
-    boot, is waited for, unless another process waits for this one. Raises SottoError.
+    is told that its file has changed. Passing obstacles, such as an address or a disk that is not there yet after a
+    boot, are waited out, unless another process waits for this one. Raises SottoError.
     """
     for finding in refuse_errors(validate_config(settle(config, base).config, base)):
         log.warning("%s: %s", finding.key, finding.sentence)
@@ -143,7 +143,7 @@ def open_peer(
 ) -> Daemon:
     """Return the peer of a configuration, with data and checkpoint read. `wall_clock` returns the seconds since 1970.
     Raises SottoError."""
-    # Whoever opens it: a journal is replayed to the same bits only with as many threads.
+    # For every caller: a journal is replayed to the same bits only with as many threads.
     use_one_thread()
     return Daemon(assemble(config, base, reread, wall_clock=wall_clock))
 
@@ -206,7 +206,7 @@ class Daemon:
         except BaseExceptionGroup as group:
             # One error is enough to end with, and says more than a group of one.
             error = group.exceptions[0]
-            # What own code says may hold data, which stays on this device.
+            # Text from own code may hold data, which stays on this device.
             failure = f"it ends with an error: {'its task failed' if isinstance(error, TaskError) else error}"
             raise error from error.__cause__
         finally:
@@ -217,7 +217,7 @@ class Daemon:
             try:
                 self._metrics.put_links()
             except StateError as error:
-                # What the links carried last is worth less than whatever this peer ends with.
+                # The last traffic counts matter less than the reason why this peer ends.
                 log.error("%s", error)
         if self._divergence.finding is not None:
             raise DivergenceError(f"{self.local.name}: {self._divergence.finding.reason}")
@@ -308,7 +308,7 @@ class Daemon:
             # that of a run which never does.
             await self.loop.save_at_end()
         if self._progress is not None:
-            # Whoever puts a copy back while this peer is stopped puts it back behind this.
+            # A copy that is put back while this peer is stopped is then behind this statement.
             self._progress.tell(is_last=True)
             self._progress.keep()
         self.operator.state = "left" if self.loop.has_left else "completed" if completed else "stopped"

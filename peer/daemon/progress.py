@@ -1,7 +1,6 @@
-"""How far this peer and its neighbours are, by their signatures; and what this peer does once it finds that it was set
-back.
+"""Signed progress of this peer and its neighbours, and the conduct of this peer once it finds that it was set back.
 
-What is signed, and what it proves, is in `node.progress`; here are the hellos, the notes, the disk and the wait. A peer
+`node.progress` holds the statements and what they prove; here are the hellos, the notes, the disk and the wait. A peer
 that was set back keeps all its links down, trains nothing and votes on nobody. Once it is sure that no other process
 takes part with a copy of its state, it signs that it was set back: with that in its hellos, the others declare it lost,
 and it takes part again as a newcomer (`own_loss`, `rejoining`). Where that is not possible it waits, and says which
@@ -38,7 +37,7 @@ log = logging.getLogger("sotto")
 
 _LOOK_EVERY_S = 1.0
 _KEEP_EVERY_S = 60.0
-"""What is new of neighbours that stay is written as often; a neighbour that goes may come back set back."""
+"""Interval at which news of neighbours that stay is written. A neighbour that goes may come back set back."""
 _ASK_EVERY_S = 2.0
 _REPEAT_AFTER_S = 600.0
 """For as long as a person has to do something, the log says so as often."""
@@ -68,13 +67,13 @@ class SignedProgress:
         self._written, self._writing = dict(kept.signed), threading.Lock()
         self._write_at = 0.0
         self._lost: Progress | None = None
-        """What this peer had signed and has lost."""
+        """Progress that this peer had signed and has lost."""
         self._admission = b""
         self._waits_for: str | None = None
         self._said_at = float("-inf")
 
     def helpers(self) -> Sequence[Coroutine[None, None, None]]:
-        """Return what has to run beside the training."""
+        """Return the coroutines to run beside the training."""
         return self._tell_now_and_then(), self._watch()
 
     @property
@@ -84,7 +83,7 @@ class SignedProgress:
 
     @property
     def sentence(self) -> str | None:
-        """Return what became of this peer and what it waits for; None for one that was not set back."""
+        """Return the fate of this peer and the event that it waits for; None for one that was not set back."""
         if self._lost is None:
             return None
         return (
@@ -95,7 +94,7 @@ class SignedProgress:
     # -- hellos --------------------------------------------------------------------------------------------------------
 
     def told_to(self, peer: int) -> ToldProgress:
-        """Return what the hello to a neighbour says."""
+        """Return the statements for the hello to a neighbour."""
         return ToldProgress(own=self._known.own(self._done), shown=self._known.of(peer), admission=self._admission)
 
     def judge(self, peer: int, told: ToldProgress) -> None:
@@ -125,11 +124,11 @@ class SignedProgress:
     # -- notes, and the disk -------------------------------------------------------------------------------------------
 
     def heard(self, peer: int, note: bytes) -> None:
-        """Take note of what a neighbour signed. Raises RemoteProtocolError for what it did not."""
+        """Take a neighbour's signed statement. Raises RemoteProtocolError for one that it did not sign."""
         self._known.hear(peer, note)
 
     def link_down(self) -> None:
-        """Have what is known of neighbours written soon: one of them is gone, and may come back set back."""
+        """Have the knowledge of neighbours written soon: one of them is gone, and may come back set back."""
         self._write_at = 0.0
 
     async def _tell_now_and_then(self) -> None:
@@ -183,7 +182,8 @@ class SignedProgress:
                 log.warning("%s: %s", self._local.name, self.sentence)
 
     def _what_only_a_person_can_do(self) -> str | None:
-        """Return what it waits for where it cannot take part again, whatever the members say."""
+        """Return the step for its operator where it cannot take part again, whatever the members say; None
+        otherwise."""
         name, config = self._local.name, self._local.config
         if self._local.setup.why_no_changes is not None:
             return (
@@ -198,7 +198,8 @@ class SignedProgress:
         return None
 
     async def _what_members_say(self) -> str:
-        """Return what it waits for by what members answer; sign that it was set back once nothing is against it."""
+        """Return the event that it waits for, judged by the members' answers; sign that it was set back once nothing
+        forbids it."""
         roster, name = self._local.roster, self._local.name
         try:
             answers = await ask_members(roster, self._local.access)

@@ -1,4 +1,4 @@
-"""How a daemon goes back to where its peer was: the participant from checkpoint and journal, the metrics behind it.
+"""The return of a daemon to its peer's last state: the participant from checkpoint and journal, then the metrics.
 
 Rows of metrics are written with less care than the journal, so that a crash may have kept some out. The rounds that are
 repeated make them again.
@@ -30,12 +30,12 @@ log = logging.getLogger("sotto")
 
 
 class Recovered(NamedTuple):
-    """Where a peer is again."""
+    """A peer restored to its last state."""
 
     seconds: float
-    """How long it took to repeat what is in the journal; 0 where there was nothing to go back to."""
+    """Time taken to repeat the journal; 0 where there was nothing to restore."""
     effects: Effects
-    """What is open there: when to wake up, and a request without an answer. Nothing of it has to be sent."""
+    """Open effects: the time to wake up, and a request without an answer. None of them has to be sent."""
 
 
 class MissingRows:
@@ -119,7 +119,7 @@ def recover_pairs(
     started, participant = time.perf_counter(), durable.participant
 
     def on_load(state: Mapping[str, Any]) -> None:
-        # What was logged after the checkpoint is logged again as it is repeated.
+        # Entries after the checkpoint are logged again as the journal is repeated.
         if audit_log is not None:
             audit_log.go_back(state.get("ledger", [0, 0]))
 
@@ -152,7 +152,7 @@ def _continue(recovery: PeerRecovery, local: LocalPeer, runtime: Runtime, round_
     for sentence in recovery.notices:
         log.warning("%s: %s", local.folder.directory, sentence)
     runtime.continue_from(recovery.now)
-    # What a device did before it was lost stays: it takes part again in later rounds.
+    # The rows of a device from before its loss stay: it takes part again in later rounds.
     if round_ or not local.incarnation:
         local.metrics.drop_after(round_ - 1)
 

@@ -18,12 +18,12 @@ from peer.records import RoundRecord
 
 
 class _LookedAt(NamedTuple):
-    """What came of giving frames to the participant."""
+    """The result of giving frames to the participant."""
 
     number: int
-    """How many of them it was given."""
+    """Frames given to it."""
     effects: Effects | None
-    """What those that were taken ask for; None if none was."""
+    """Effects of those that were taken; None if none was."""
     error: Exception | None = None
     """Why the last one was refused."""
 
@@ -59,7 +59,7 @@ class RoundFrames:
     # -- what the transport calls --------------------------------------------------------------------------------------
 
     def frames_for(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
-        """Return what a neighbour needs that is connected and has our frames up to `remote_has` for good."""
+        """Return the frames for a connected neighbour that durably has ours up to `remote_has`."""
         self._durable.links.meet(peer)
         if peer in self._participant.session.lost:
             raise HandshakeRefused("it was declared lost and is out of the run")
@@ -86,7 +86,7 @@ class RoundFrames:
 
     async def take(self) -> RoundRecord | None:
         """Give the waiting frames to the participant, and the timer if it is due; return the record of a round that
-        this completed. What is behind it then waits for the next round."""
+        this completed. Later frames then wait for the next round."""
         while self._waiting:
             looked_at = await self._runtime.work(self._receive, tuple(self._waiting), self._runtime.now())
             for _ in range(looked_at.number):

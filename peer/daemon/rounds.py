@@ -1,9 +1,9 @@
 """The loop of a peer of a synchronous run: local step, exchange, mixing; one round after the other.
 
 Three inputs drive it: a local step is done, a message came, a timer is due. Training, compression, decoding and the
-journal run in one worker thread, syncs of the disk in another. What survives a crash, and what a neighbour may forget,
-is the knowledge of `peer.node.durable`: a peer that was killed replays its journal to where it was, and sends the same
-bytes again, so that its neighbours see no more than a pause.
+journal run in one worker thread, syncs of the disk in another. `peer.node.durable` decides what survives a crash, and
+what a neighbour may forget: a peer that was killed replays its journal to the same point, and sends the same bytes
+again, so that its neighbours see no more than a pause.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MAX_BACKLOG_BYTES = 256 << 20
 _NOTABLE_WAIT_S = 0.05
 """A bandwidth budget makes every peer wait a moment now and then; only what is longer is worth a line in the log."""
 _SAY_AGAIN_S = 600.0
-"""What only a person can mend is in the log as often."""
+"""Interval between repeated log lines about obstacles that only a person can remove."""
 _STOP_GRACE_S = 5.0
 """After a request to stop: how long to wait for the neighbours of the round under way."""
 SAY_AWAY_S = 30.0
@@ -101,7 +101,7 @@ class RoundLoop:
     # -- training ------------------------------------------------------------------------------------------------------
 
     def helpers(self) -> Sequence[Coroutine[None, None, None]]:
-        """Return what asks members whether they are there; all that a round needs is done in its turn."""
+        """Return the coroutines that ask members whether they are there; a round does all its other work in turn."""
         asks_suspects = () if self._loss_watch is None else (self._loss_watch.ask_suspects(),)
         asks_about_itself = () if self.own_loss is None else (self.own_loss.watch(),)
         return *asks_suspects, *asks_about_itself
@@ -115,7 +115,7 @@ class RoundLoop:
             if self.round >= self._config.run.rounds or self._runtime.stops or self.has_left:
                 return None
             if self._is_set_back:
-                # Whatever it did now would be done for the second time.
+                # Anything it did now would be done for the second time.
                 await self._wait(None)
                 continue
             if not self.participant.membership.is_member:
@@ -143,7 +143,7 @@ class RoundLoop:
                     return None
                 record = await self._take_frames()
         self._saver.is_at_rest = False
-        # What is in the journal need not be trained again.
+        # Rounds in the journal need not be trained again.
         self._cadence.add_round(record.gossip_s + (0.0 if self._steps_are_recorded else record.train_s))
         if self._audit_log is not None:
             await self._runtime.work(self._audit_log.close_round, record.round, self.participant.algorithm)
@@ -209,7 +209,7 @@ class RoundLoop:
         while self._runtime.now() < may_begin_at and not self._runtime.stops:
             await self._wait(may_begin_at)
             if self._frames:
-                # Whoever asks for a repair of the last round is not kept waiting; no round can begin or end here.
+                # A peer that asks for a repair of the last round is not kept waiting; no round can begin or end here.
                 await self._take_frames()
 
     async def _keep_to_limits(self) -> None:
@@ -221,7 +221,7 @@ class RoundLoop:
             is_leaving, now = self._is_leaving, self._runtime.now()
             may_begin = await limits.may_begin(now, is_leaving=is_leaving)
             if limits.asks_to_leave and not is_leaving and now >= self._asks_to_leave_at:
-                # What is refused now may be granted later: a newcomer that this peer sponsors is a member then.
+                # A refused request may be granted later: a newcomer that this peer sponsors is a member then.
                 self._asks_to_leave_at = now + self._config.limits.slow_step_s
                 self._requests.leave()
             if may_begin:
@@ -285,8 +285,8 @@ class RoundLoop:
                 )
 
     def _name_the_command(self, silences: Mapping[int, float]) -> None:
-        """Say once of each peer that is waited for what an operator can do. Where members vote, those that reach too
-        few others to be a majority do not."""
+        """Name the command once for each peer that is waited for. Where members vote, members that reach too few others
+        for a majority do not."""
         away = {peer for peer, silent in silences.items() if silent > SAY_AWAY_S}
         for peer in sorted(away - self._said_away) if self.own_loss is not None else ():
             name = self._roster.name(peer)
@@ -320,7 +320,7 @@ class RoundLoop:
 
     @property
     def _how_to_come_back(self) -> str:
-        """What is to be done beside removing this peer."""
+        """The step needed beside removing this peer."""
         if not self._local.rejoins:
             return ", and add this one again under another name"
         return " (it takes part again then)" if self._progress is not None else ", and `sotto rejoin` on this one"
@@ -330,7 +330,7 @@ class RoundLoop:
         if not self._runtime.stops:
             return False
         waiting = self.participant.session.waiting_for
-        # Of one that was never met nothing can be expected in time either.
+        # Nothing can be expected in time of one that was never met either.
         away = all(peer in self._neighbors.left or peer not in self._neighbors.met for peer in waiting)
         return away or self._runtime.stopping_for_s > _STOP_GRACE_S
 
@@ -382,7 +382,7 @@ class RoundLoop:
 
     @property
     def members(self) -> Collection[int]:
-        """Who takes part in the coming round, or in the one under way."""
+        """Participants of the coming round, or of the one under way."""
         return self._member_links.members
 
     def model(self) -> FloatArray:
@@ -390,12 +390,12 @@ class RoundLoop:
         return self.participant.model()
 
     async def models(self) -> Models:
-        """Return what can be evaluated and saved, good until the next round."""
+        """Return the models to evaluate and save, valid until the next round."""
         algorithm = self.participant.algorithm
         return Models(await self._runtime.work(self.participant.model), algorithm.x, algorithm.u)
 
     def figures(self) -> Mapping[str, object]:
-        """Return what `sotto status` shows of rounds alone."""
+        """Return the fields of `sotto status` for rounds alone."""
         compressor = self.participant.algorithm.node.compressor
         return {
             "budget_kbytes_per_s": self._config.compressor.budget_kbytes_per_s,

@@ -1,7 +1,7 @@
-"""What the process of a peer has apart from its work: clock, worker threads, wake-ups, signals, the request to stop.
+"""The peer's process apart from its work: clock, worker threads, wake-ups, signals, the request to stop.
 
-The event loop of asyncio belongs to the sockets. Whatever takes long runs in a worker thread, so that heartbeats and
-credits are answered during a local step. Nothing here knows an algorithm, a neighbour or a file.
+The event loop of asyncio belongs to the sockets. Long work runs in a worker thread, so that heartbeats and credits are
+answered during a local step. Nothing here knows an algorithm, a neighbour or a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _LONGEST_WAIT_S = 1.0
-"""Whoever waits looks around at least this often: some things end without an event, such as patience."""
+"""Longest wait before a waiting task looks around: some things end without an event, such as patience."""
 
 
 _PARENT = "SOTTO_PARENT"
@@ -147,8 +147,9 @@ class Runtime:
 
 
 def in_event_loop(main: Coroutine[object, object, T]) -> T:
-    """Return what a coroutine returns in an event loop of its own. After it, SIGTERM interrupts this process as SIGINT
-    does. An event loop leaves the signal without a handler, and the first process of a container would not notice it.
+    """Run a coroutine in an event loop of its own; return its result. After it, SIGTERM interrupts this process as
+    SIGINT does. An event loop leaves the signal without a handler, and the first process of a container would not
+    notice it.
     """
     try:
         return asyncio.run(main)

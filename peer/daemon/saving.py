@@ -1,6 +1,6 @@
-"""How the state of a peer gets to the disk while it runs, with rounds and without: checkpoints, and syncs between them.
+"""Saving the state of a running peer, with rounds and without: checkpoints, and syncs between them.
 
-What is written is the knowledge of `peer.node.durable` and `peer.node.durable_pair`; here is when, and in which thread.
+`peer.node.durable` and `peer.node.durable_pair` decide what is written; this module decides when, and in which thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SYNC_EVERY_S = 1.0
 
 
 class Saver(Protocol):
-    """What the daemon asks of both. Every method raises StateError if the disk refuses."""
+    """The daemon's interface to both savers. Every method raises StateError if the disk refuses."""
 
     @property
     def journal_bytes(self) -> int:

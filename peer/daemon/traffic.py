@@ -1,9 +1,9 @@
-"""What went over each link of one peer, in each round and since the run began.
+"""Traffic over each link of one peer, in each round and since the run began.
 
-The daemon reports each frame that it hands to a link; the transport reports what it and the kernel counted. The
+The daemon reports each frame that it hands to a link; the transport reports its own counters and the kernel's. The
 counters of the transport start at zero in every process; the totals here continue from what earlier processes left in
-the metrics. Rounds that are repeated after a crash replace their rows, but whatever was sent twice counts twice in the
-totals.
+the metrics. Rounds that are repeated after a crash replace their rows, but bytes that were sent twice count twice in
+the totals.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peer.state.metrics import LinkRecord, LinkRoundRecord
 
 
 class Counters(Protocol):
-    """What the transport counted on one link since this process began (`peer.net.counters.LinkCounters`)."""
+    """The transport's counters of one link since this process began (`peer.net.counters.LinkCounters`)."""
 
     frames_sent: int
     frames_resent: int
@@ -112,7 +112,7 @@ class Traffic:
     def total(
         self, peer: int, counted: Counters, *, up: bool, offences: int = 0, last_offence: str | None = None
     ) -> LinkRecord:
-        """Return what went over a link since the run began. `offences` and the last of them are those of the neighbour
+        """Return the traffic of a link since the run began. `offences` and the last of them are those of the neighbour
         since this process began."""
         self._meet(peer)
         before = self._before[peer]

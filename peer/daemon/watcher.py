@@ -1,4 +1,4 @@
-"""What a peer tells whoever started it while it trains: a script that runs its loop."""
+"""Messages of a training peer to the script that started it and runs its loop."""
 
 from __future__ import annotations
 

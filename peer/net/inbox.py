@@ -121,7 +121,7 @@ class Inbox:
         return self._assembler.grant()
 
     def _check_pace(self, envelope: pb.Envelope, pieces: list[Piece], envelope_bytes: int, now: float) -> None:
-        """Raise RemoteProtocolError if input without credit comes faster than any honest peer sends it."""
+        """Raise RemoteProtocolError if input that is free for its sender comes faster than honest peers send it."""
         data_bytes = fresh = incomplete = 0
         for piece in pieces:
             data_bytes += len(piece.data)

@@ -1,1 +1,1 @@
-"""What the daemon keeps of this device: its choices, its secret and its limits."""
+"""Settings and limits that the daemon keeps for this device, and its secret."""

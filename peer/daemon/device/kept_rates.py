@@ -1,8 +1,8 @@
 """The averaging rate, the first θ, the rounding and the order of classes that a run began with, kept beside its state.
 
 Where the configuration leaves `algorithm.averaging_rate` or `algorithm.theta_value` unset, a default takes its place,
-and a later release may have another one. A journal leads to the same model only with the values of the rounds in it,
-and neighbours that mix at different rates lose weight. So a run keeps the values that it began with.
+which a later release may change. A journal leads to the same model only with the values of its rounds, and neighbours
+that mix at different rates lose weight. A run therefore keeps its first values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ORDER = "normal_class_order"
 
 
 class KeptRates(NamedTuple):
-    """What a run began with."""
+    """The first values of a run."""
 
     averaging_rate: float
     """η."""
@@ -70,7 +70,7 @@ def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> K
             raise StateError(
                 f"{RATES.name} is missing in a run that has begun, as under release 0.1; {RATES.if_damaged}"
             )
-        # What release 0.2 began is repeated with its rounding, and its classes keep their numbers.
+        # Runs that release 0.2 began are repeated with its rounding, and their classes keep their numbers.
         newer = (not has_begun, not has_begun)
     settled = KeptRates(rate, theta, *newer)
     if settled != kept:

@@ -16,7 +16,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Usage:
-    """What the links carried in one calendar day, and in its month."""
+    """Traffic of the links in one calendar day, and in its month."""
 
     day: str = ""
     """As 2026-11-23."""

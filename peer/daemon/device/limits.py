@@ -1,8 +1,8 @@
 """Whether this device lets its peer begin a round, or a step: data plan, hours, battery, temperature.
 
-What the links carry is counted as TCP payload with the headers of its segments, sent and received, TLS, heartbeats,
-retransmissions and relayed messages included; where the kernel cannot be asked, without TLS and headers. Connections
-are not counted while they are set up. The counts are kept in the state folder: saved for each MiB, and at the end.
+Traffic is counted as TCP payload with segment headers, sent and received, including TLS, heartbeats, retransmissions
+and relayed messages; without TLS and headers where the kernel cannot be asked. The setup of connections is not counted.
+The counts are kept in the state folder: saved for each MiB, and at the end.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ USAGE = KeptFile(
 )
 _SAVE_EVERY_BYTES = 1 << 20
 _LOOK_EVERY_S = 5.0
-"""How often battery and temperature are read."""
+"""Interval between readings of battery and temperature."""
 _COOLED_BY = 3.0
 """Degrees below the limit at which a device that was too warm works again."""
 
 
 class Links(Protocol):
-    """What counts the bytes (`peer.daemon.neighbors.Neighbors`)."""
+    """Source of the traffic counters (`peer.daemon.neighbors.Neighbors`)."""
 
     def counters(self) -> Mapping[int, LinkCounters]: ...
 
@@ -66,7 +66,7 @@ class Limits:
         self._looked_at = self._began_at = float("-inf")
         self._is_hot = False
         self._said: set[str] = set()
-        """What has been logged of the limits that are reached, or nearly."""
+        """Keys of the limits already logged as reached, or nearly."""
         if options.max_celsius is not None and _celsius(Path(options.sensors)) is None:
             problem = f"no thermal zone under {options.sensors} reports a temperature; remove it"
             raise ConfigError(problem, key="limits.max_celsius", value=options.max_celsius)
@@ -91,7 +91,7 @@ class Limits:
         return self._options.then == "leave" and bool(self._reached)
 
     def figures(self) -> dict[str, object]:
-        """Return what `sotto status` shows."""
+        """Return the fields for `sotto status`."""
         return {
             "then": self._options.then,
             "day_bytes": self._usage.day_bytes,
@@ -203,7 +203,7 @@ def _celsius(sensors: Path) -> float | None:
 
 
 def _text(path: Path) -> str:
-    """Return what a file of the kernel says; nothing if it cannot be read, as of a sensor that is switched off."""
+    """Return the text of a kernel file; empty if it cannot be read, such as that of a sensor that is switched off."""
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""How far the run has come, for people: in the log now and then, and in `systemctl status` all the time."""
+"""Progress of the run for people: in the log now and then, and in `systemctl status` all the time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOK_EVERY_S = 2.0
 _FIRST_LINE_S, _LONGEST_PAUSE_S = 10.0, 600.0
 """Lines of the log: the first after so many seconds, then after pauses that double up to the longest."""
 _WINDOW_S = 300.0
-"""How far back the speed is looked at: the links may be better or worse than yesterday."""
+"""Span over which the speed is measured: the links may be better or worse than yesterday."""
 _NOTABLE_WAIT_S = 5.0
 
 

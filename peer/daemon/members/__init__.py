@@ -1,1 +1,1 @@
-"""Who takes part: the list of peers, joining, leaving, losses and what signs them."""
+"""Membership: the list of peers, joining, leaving, losses and the signatures under them."""

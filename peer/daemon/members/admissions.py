@@ -1,4 +1,4 @@
-"""What goes into the admission log: changes of members with their proofs, revocations, refusals, and control calls."""
+"""The admission log: changes of members with their proofs, revocations, refusals, and control calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOK_EVERY_S = 2.0
 _UNLOGGED = ("status", "metrics")
 """Calls that change nothing."""
 _MOST_REFUSALS = 1000
-"""So many refusals are written by one process: whoever is refused can come again."""
+"""Most refusals that one process writes: a refused peer can come again and again."""
 _WORDS = {ChangeKind.JOIN: "join", ChangeKind.LEAVE: "leave", ChangeKind.LOST: "lost"}
 
 

@@ -34,17 +34,17 @@ class _Request:
     kind: ChangeKind
     subject: int
     answer: asyncio.Future[Change] | None
-    """What the operator waits for; None where a peer asks to be let in, or the list of peers asks."""
+    """Result for the waiting operator; None if a peer or the list of peers asks."""
     newcomer: Newcomer | None = None
-    """Who asks, where not everybody lists it."""
+    """The newcomer that asks, if not everybody lists it."""
     votes: tuple[bytes, ...] = ()
-    """Of a loss that the members have decided."""
+    """Votes by which the members decided a loss."""
     ordered: bytes = b""
-    """Of a loss that an operator has decided, with its signature."""
+    """Signed order of an operator that declares a loss."""
     admitted: bytes = b""
-    """Of a loss that the lost peer has admitted, with its signature."""
+    """Signed admission of the lost peer."""
     equivocation: tuple[bytes, ...] = ()
-    """Of a member that has signed two stories: both."""
+    """Both of two contradicting statements that a member signed."""
 
 
 class ChangeRequests:
@@ -76,7 +76,7 @@ class ChangeRequests:
         return self._membership.proofs_of_loss()
 
     def standing(self, peer: int) -> str:
-        """Return what a peer is in this run."""
+        """Return a peer's standing in this run."""
         return self._membership.standing(peer)
 
     # -- who asks ------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class ChangeRequests:
 
     def asked_to_sponsor(self, peer: int, note: bytes) -> None:
         """Judge the note of a neighbour that wants to join. Raises RemoteProtocolError for what is none."""
-        # Whoever takes part again, after it was lost, says who it is, too.
+        # A peer that takes part again after its loss also introduces itself.
         newcomer = membership_codec.decode_newcomer(note, sender=peer) if peer >= self._num_peers else None
         # One request of a peer is enough, and only one is kept: asking costs it nothing.
         asked_for = {request.subject for request in self._waiting}

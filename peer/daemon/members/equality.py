@@ -1,11 +1,11 @@
-"""Whether members were told the same: this peer signs what it told all others alike and what it was told so, compares
-that with what they sign, and goes no further than they agree.
+"""Whether members were told the same: this peer signs what it told all others alike and what it was told in that way,
+compares that with their statements, and goes no further than they agree.
 
-What is compared, and what proves that somebody told two stories, is the knowledge of `node.told`. Here are the links
-and the clock. A peer says it once a second at most, and at most every ten rounds. It begins no round while a member
-says something else than it heard, or has said nothing of the rounds before the last eighty: the models may be apart.
-Whom it waits for is in the log and in `sotto status`. Two contradicting notes of one member prove that it lies, and are
-a ground to go on without it.
+`node.told` knows what is compared and what proves a contradiction. Here are the links and the clock. A peer makes a
+statement at most once a second, and at most every ten rounds. It begins no round while a member contradicts what it
+heard, or has stated nothing about the rounds before the last eighty: the models may be apart. The log and `sotto
+status` name the members that it waits for. Two contradicting notes of one member prove that it lies, and are a ground
+to go on without it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("sotto")
 
 _TELL_EVERY_S = 1.0
 _TELL_AT_ONCE_S, _AT_ONCE_SEGMENTS = 0.2, 4
-"""So soon, where rounds are so fast that so many segments wait to be told."""
+"""Least interval, used once as many segments wait to be told: rounds are fast then."""
 _AGAIN_S = 5.0
 """A peer that waits for others says again what it has told: a note may be lost."""
 _NEWS = {"rate": 5.0, "burst": 40.0}

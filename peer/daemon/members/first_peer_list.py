@@ -1,7 +1,7 @@
-"""The list of peers that a run began with, and what it means when the file of a peer lists others.
+"""The list of peers that a run began with, and the meaning of entries in a peer's file that differ from it.
 
-Peers are numbered by their place in `[[peers]]`, and numbers must never change during a run. So the list that a run
-began with is kept beside the state. A peer that is added to the file later gets the next number; a peer that is removed
+Peers are numbered by their place in `[[peers]]`, and numbers must never change during a run. The first list is
+therefore kept beside the state. A peer that is added to the file later gets the next number; a peer that is removed
 from it keeps its number and is to be declared lost.
 """
 
@@ -19,7 +19,7 @@ from peer.state.kept_file import KeptFile
 PEER_LIST = KeptFile[Sequence[PeerAddress]](
     "peers.json",
     lambda peers: [peer.model_dump() for peer in peers],
-    # What pydantic raises is a ValueError.
+    # pydantic raises a ValueError.
     lambda tree: [PeerAddress.model_validate(each) for each in tree],
     "restore it from a copy, or delete it if peer.toml lists the peers that the run began with",
     indent=1,

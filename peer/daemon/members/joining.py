@@ -1,4 +1,4 @@
-"""How a peer that is no member yet gets in: it asks one of those that it is connected to, then another."""
+"""Admission of a peer that is no member yet: it asks one of the peers that it is connected to, then another."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Losses that no person declares: this peer tells whom it cannot reach, and hears the same of the others.
+"""Losses that no person declares: this peer reports peers that it cannot reach, and hears such reports.
 
-What is decided by it, and why two parts of a divided cluster never go on as the whole, is in `node.loss_votes`. Here
-are the links and the clock. A neighbour in the graph is away while there is no connection to it. Any other member is
-asked for its status, once somebody says that it is away; this peer says nothing of one that it cannot dial. From then
-on there are links to all members: those by which votes would travel may have been the lost one's.
+`node.loss_votes` holds the decision, and the reason why two parts of a divided cluster never both go on. Here are the
+links and the clock. A neighbour in the graph is away while there is no connection to it. Any other member is asked for
+its status, once somebody says that it is away; this peer says nothing of one that it cannot dial. From then on there
+are links to all members: those by which votes would travel may have been the lost one's.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class LossWatch:
             self._requests.declare_lost(subject, votes)
 
     def heard(self, source: int, note: bytes) -> None:
-        """Keep a vote that a neighbour tells for `look`: now the participant may be at work. Of too many at once the
-        oldest go unread."""
+        """Keep a neighbour's vote for `look`: the participant may be at work now. The oldest go unread if too many come
+        at once."""
         self._heard.append((source, note))
         self._runtime.wake()
 
@@ -109,7 +109,7 @@ class LossWatch:
             await asyncio.sleep(max(0.2, self._after_s / 4))
 
     def figures(self) -> list[dict[str, object]]:
-        """Return whom members cannot reach, as JSON values."""
+        """Return the peers that members cannot reach, as JSON values."""
         name = self._local.roster.name
         counts = {subject: self._votes.count(subject) for subject in sorted(self._votes.suspects)}
         return [{"name": name(subject), "votes": count, "of": of} for subject, (count, of) in counts.items()]

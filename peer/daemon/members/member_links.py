@@ -1,4 +1,4 @@
-"""Whom a peer of a run in rounds has links to while members come and go."""
+"""The links of a peer of a run in rounds while members come and go."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class MemberLinks:
 
     @property
     def members(self) -> Collection[int]:
-        """Who takes part in the coming round, or in the one under way."""
+        """Participants of the coming round, or of the one under way."""
         members = self._membership.members
         return range(self._num_peers) if members is None else members
 
     def linked(self) -> Sequence[int]:
-        """Return whom there should be a link to: neighbours, those that still need something of this peer or are told
-        of changes, and those that may join through it."""
+        """Return the peers to be linked to: neighbours, those that still need something of this peer or are told of
+        changes, and those that may join through it."""
         members = self._membership.members
         if members is None:
             return self._neighbors.all

@@ -1,10 +1,10 @@
-"""What became of this peer, while neighbours do not want it or cannot be reached: it asks the members.
+"""The fate of this peer, while neighbours refuse it or cannot be reached: it asks the members.
 
-A peer that was declared lost is told so by nobody: its links are closed, and most members never had one to it. So it
-asks them for their status, which holds what proves a loss (`node.loss_grounds`). What it has trained since is of no use
-to anybody, and it may take part again as a newcomer (`rejoining`). Where nothing proves it, however many say so, it
-waits, and says what its operator can do. The answers also say under which numbers the members are found, which a peer
-that has missed some of the run cannot know.
+Nobody tells a peer that it was declared lost: its links are closed, and most members never had one to it. It asks them
+for their status, which holds the proof of a loss (`node.loss_grounds`). Its training since is of no use to anybody, and
+it may take part again as a newcomer (`rejoining`). Without proof, however many members claim the loss, it waits, and
+says what its operator can do. The answers also give the members' numbers, which a peer that has missed some of the run
+cannot know.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ LOST_TOO_OFTEN = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What a member says of who takes part."""
+    """A member's account of who takes part."""
 
     losses: Mapping[int, bytes]
     """Number of a lost peer → the frame that proves it."""
     numbers: Collection[int]
-    """Of the members."""
+    """The members' numbers."""
     linked: bool = False
     """Whether it has a link to the device that asks: to another process of it, if that has none."""
 
@@ -56,7 +56,7 @@ class Answer:
 async def status_of(
     name: str, address: str, access: Access | None, arguments: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any] | None:
-    """Return what a member says of itself; nothing of one that refuses to, and None for one that is not there."""
+    """Return a member's status; an empty one if it refuses to answer, and None if it is not there."""
     try:
         return await call_control(address, "status", arguments, name=name, security=access, timeout_s=_ASK_TIMEOUT_S)
     except RemoteError as error:
@@ -67,8 +67,8 @@ async def status_of(
 
 
 async def ask_members(roster: Roster, access: Access | None) -> list[Answer]:
-    """Return what all others that can be dialled say of who takes part. Raises SecurityError where most of them say
-    nothing to this peer: it is none of theirs any more, whatever became of its number."""
+    """Return the accounts of all others that can be dialled of who takes part. Raises SecurityError where most of them
+    refuse to answer: this peer is none of theirs any more, whatever became of its number."""
     entries = [roster[peer] for peer in roster.others]
     asked = [(entry.name, entry.advertise) for entry in entries if entry.advertise is not None]
     arguments = {"proofs": True, "name": roster.name(roster.me)}
@@ -95,7 +95,7 @@ async def _ask(
 
 
 def _read(status: Mapping[str, Any]) -> Answer | None:
-    """Return what a status says of who takes part; None where it says nothing of that."""
+    """Return a status's account of who takes part; None if it has none."""
     if "losses" not in status or "numbers" not in status:
         return None
     losses = {int(peer): bytes.fromhex(proof) for peer, proof in status["losses"].items()}

@@ -1,4 +1,5 @@
-"""What a running peer reads again on request: its certificate, and the list of peers, which gains and loses entries."""
+"""The files that a running peer reads again on request: its certificate, and the list of peers, which gains and loses
+entries."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ log = logging.getLogger("sotto")
 
 
 class PeerList:
-    """Who is in the file of this peer."""
+    """The list of peers in this peer's file."""
 
     def __init__(
         self,

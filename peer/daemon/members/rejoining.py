@@ -1,9 +1,9 @@
-"""How a device that was declared lost, or has lost its state, takes part again: as another peer, which joins.
+"""The return of a device that was declared lost, or has lost its state: it joins as another peer.
 
-What it has trained since the others went on without it is no part of the run; nor may it send anything under its old
-number. So what it had is set aside, and it asks for a model like any newcomer, under its name and certificate and the
-number of its next incarnation. A device that joined and got no model has to be declared lost before: until then the
-others count on it. So has one whose state is lost or too old, which waits for that while its peer runs (`progress`).
+Its training since the others went on without it is no part of the run; nor may it send anything under its old number.
+Its old state is set aside, and it asks for a model like any newcomer, under its name and certificate and the number of
+its next incarnation. A device that joined and got no model has to be declared lost before: until then the others count
+on it. The same holds for one whose state is lost or too old, which waits for that while its peer runs (`progress`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ASK_EVERY_S = 2.0
 
 
 Lost: TypeAlias = DeclaredLost | SponsorLost
-"""What ends a peer that may take part again."""
+"""Ends of a peer that may take part again."""
 LOST = (DeclaredLost, SponsorLost)
 
 

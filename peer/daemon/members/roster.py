@@ -1,8 +1,8 @@
-"""Who is who in a run: names and addresses of the peers that everybody lists, and of newcomers.
+"""Identities in a run: names and addresses of the peers that everybody lists, and of newcomers.
 
-Rounds know numbers; people, certificates and sockets know names and addresses. What others say about a newcomer must
-agree with its certificate, which the CA of the run has signed. In a run without certificates, the word of its sponsor
-is all there is.
+Rounds know numbers; people, certificates and sockets know names and addresses. Statements about a newcomer must agree
+with its certificate, which the CA of the run has signed. In a run without certificates, only its sponsor vouches for
+it.
 
 A device that takes part again after it was lost has another number and the same name (`gossip.incarnations`). Its name
 then stands for the newest of its numbers.
@@ -44,7 +44,7 @@ class Roster:
         self._callers: dict[int, str] = {}
         """Names of callers that have not been introduced yet."""
         self._certificates: dict[int, bytes] = {}
-        """Of peers that were introduced, DER."""
+        """Certificates of introduced peers, DER."""
         self._credentials = access if isinstance(access, Credentials) else None
         if self._credentials is not None and config.peers[self.index].admitted:
             index = self._credentials.identity.index
@@ -93,8 +93,8 @@ class Roster:
         return {peer: entry for peer, entry in admitted.items() if not self.is_former(peer)}
 
     def certificate(self, peer: int) -> bytes:
-        """Return what vouches for a peer beyond everybody's list, DER; empty where it was not introduced, or nobody has
-        certificates."""
+        """Return the certificate of a peer beyond everybody's list, DER; empty where it was not introduced, or nobody
+        has certificates."""
         if peer == self.me and self._credentials is not None:
             return der(self._credentials.certificate)
         return self._certificates.get(peer, b"")
@@ -126,7 +126,7 @@ class Roster:
 
     def introduction(self) -> Newcomer | None:
         """Return what this peer says about itself when it asks to join; None if everybody lists it, under the number
-        that it has. Where a listed device can be reached, everybody knows."""
+        that it has. Everybody knows the address of a listed device."""
         own = self._entries[self.me]
         if not own.admitted and self.me == self.index:
             return None

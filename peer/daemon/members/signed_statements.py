@@ -1,4 +1,4 @@
-"""What this peer signs, and whose signature it believes."""
+"""Signatures of this peer, and the check of others'."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from peer.state.statement_counter import StatementCounter
 
 
 def statements_of(config: Config, access: Access | None, disk: Disk) -> Statements:
-    """Return what signs what a peer says of members, accuracies and divergence, and judges what others say, where the
-    run has certificates. `disk`: its state folder."""
+    """Return the signer of a peer's statements about members, accuracies and divergence, which also judges those of
+    others, where the run has certificates. `disk`: its state folder."""
     if not isinstance(access, Credentials):
         return Unsigned()
     return SignedStatements(

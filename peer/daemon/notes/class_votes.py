@@ -1,14 +1,15 @@
-"""How frequent the classes are in the data of all devices, where no device knows: they tell each other before the first
+"""Class frequencies in the data of all devices, where no device knows them: devices tell each other before the first
 round (`data.class_shares = "vote"`).
 
-Logit adjustment needs to know. Every device that the run begins with tells how frequent the classes are in its own
-training data, and the notes spread from neighbour to neighbour. Nobody begins the first round before all have told, so
-that all begin with the same shares: the mean of those told, or, where every sample is to count alike, the mean weighted
-by the numbers of samples. So a device that lies moves the result by its own weight, and no further.
+Logit adjustment needs them. Every device that the run begins with tells the class frequencies in its own training data,
+and the notes spread from neighbour to neighbour. Nobody begins the first round before all have told, so that all begin
+with the same shares: the mean of those told, or, where every sample is to count alike, the mean weighted by the numbers
+of samples. A device that lies moves the result by its own weight, and no further.
 
-A device could tell each other one another vote, and leave them with different shares. So each also tells a digest of
-the votes that it has, and none begins before all have told the same one. Votes that are complete are replaced no more.
-Where digests differ, the votes are told again, until everybody has seen two votes of one voter, signed by it.
+A device could tell each of the others a different vote, and leave them with different shares. Each device therefore
+also tells a digest of the votes that it has, and none begins before all have told the same one. Votes that are complete
+are replaced no more. Where digests differ, the votes are told again, until everybody has seen two votes of one voter,
+signed by it.
 
 The notes are kept beside the state. A device that is started again adjusts by the same shares, and those that join
 later hear the notes from whomever they meet first; they tell nothing themselves.
@@ -43,7 +44,7 @@ once more."""
 
 
 class ClassVotes:
-    """What the devices say of their classes, as one of them hears it."""
+    """The class votes of the devices, as one of them hears them."""
 
     def __init__(
         self,
@@ -83,12 +84,12 @@ class ClassVotes:
 
     @property
     def missing(self) -> list[int]:
-        """Whose vote this peer has not heard yet."""
+        """Peers whose vote this peer has not heard yet."""
         return sorted(self._voters - self._notes.keys())
 
     @property
     def unequal(self) -> list[int]:
-        """Which voters have not told yet that they have the votes that this peer has; nobody, where some devices cannot
+        """Voters that have not told yet that they have the votes that this peer has; nobody, where some devices cannot
         tell, or this one gives no vote."""
         if self.missing or self._own.peer not in self._voters or not self._all_speak():
             return []
@@ -130,13 +131,13 @@ class ClassVotes:
         return [self._notes[voter] for voter in sorted(self._notes) if voter != peer]
 
     def linked_reports(self, peer: int) -> Iterable[bytes]:
-        """Return what a neighbour should hear that is connected of who has which votes."""
+        """Return the reports for a connected neighbour of the votes that each voter has."""
         self._vote()
         self._report()
         return [note for voter, (_, note) in sorted(self._reports.items()) if voter != peer]
 
     def heard_report(self, source: int, note: bytes) -> None:
-        """Judge what a neighbour says of the votes that a voter has. Raises RemoteProtocolError for what is none."""
+        """Judge a neighbour's report of the votes that a voter has. Raises RemoteProtocolError if it is malformed."""
         voter, digest = notes.decode_shares(note)
         if voter == self._own.peer or voter not in self._voters:
             return
@@ -148,7 +149,7 @@ class ClassVotes:
             self._neighbors.broadcast(notes.SHARES, note, source)
             self._report()
             if not self.missing and digest != self._digest():
-                # So that all get to see which votes differ.
+                # This shows everybody which votes differ.
                 self._tell_again()
             self._runtime.wake()
 
@@ -156,7 +157,7 @@ class ClassVotes:
         """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
         vote = self._decoded(note)
         if not self.missing:
-            # What is complete stays as it is; whoever says it again may wait for a part of it.
+            # Complete votes stay as they are; a peer that repeats them may wait for a part of them.
             if vote != self._votes.get(vote.peer):
                 self._compare(source, vote.peer, note)
             self._answer(source)
@@ -201,7 +202,7 @@ class ClassVotes:
         self._neighbors.broadcast(notes.SHARES, note)
 
     def _digest(self) -> bytes:
-        """Return what stands for the votes of all, proofs aside."""
+        """Return a digest of the votes of all, proofs aside."""
         told = hashlib.sha256()
         for voter in sorted(self._voters):
             vote = notes.encode_class_vote(self._votes[voter])

@@ -15,7 +15,7 @@ class DataCheck:
 
     def __init__(self, train: bytes, test: bytes, name: Callable[[int], str]) -> None:
         self.note = notes.encode_data(train, test)
-        """What a neighbour hears when it is connected."""
+        """Note for a neighbour when it is connected."""
         self._own = {"training": train, "test": test}
         self._name = name
         self._warned: set[int] = set()

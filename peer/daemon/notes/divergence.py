@@ -1,7 +1,7 @@
-"""When training makes no sense any more for one peer: it says so and ends, and the others hear why.
+"""The end of a peer for which training makes no sense any more: it says so, and the others hear why.
 
-What is said decides nothing, since it may not be true: a peer ends, and puts its state back, for what it found itself.
-What others say is shown in the log and in `sotto status` as their word, which they sign where the run has certificates,
+Reports of others decide nothing, since they may not be true: a peer ends, and puts its state back, only for its own
+findings. Reports appear in the log and in `sotto status` as their senders' word, signed where the run has certificates,
 and the operator decides: end the run, go on without the peer, or put all peers back to the same round
 (`peer.ops.rollback`).
 """
@@ -27,7 +27,7 @@ _NEWS_FROM_A_NEIGHBOR = {"rate": 1 / 60, "burst": 50.0}
 
 @dataclass(frozen=True)
 class Finding:
-    """What one peer found out about itself."""
+    """A peer's finding about itself."""
 
     round: int
     """Rounds that it had completed."""
@@ -37,14 +37,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Claim(Finding):
-    """What is said of another peer."""
+    """A report about another peer."""
 
     told_by: int
     """The neighbour that said so: the peer itself, or one that passed it on."""
 
 
 class Divergence:
-    """What this peer found, and what others say that they found."""
+    """This peer's finding, and the reports of others about theirs."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Divergence:
         peer for a reason, `broadcast(topic, note, besides)` tells the neighbours. `now()` in seconds.
         `statements` signs what this peer says, and knows what others have signed."""
         self.finding: Finding | None = None
-        """What this peer found; None while all is well."""
+        """This peer's own finding; None while all is well."""
         self._claims: dict[int, Claim] = {}
         self._peer, self._rounds, self._is_up = peer, rounds, is_up
         self._name, self._advice = name, advice
@@ -98,7 +98,7 @@ class Divergence:
         self._broadcast(notes.DIVERGED, note, source)
 
     def claims(self) -> dict[int, Claim]:
-        """Return what is said of the peers that are not back, as far as this one can see."""
+        """Return the reports about peers that are not back, as far as this one can see."""
         return {peer: claim for peer, claim in sorted(self._claims.items()) if not self._is_up(peer)}
 
     def _sentence(self, peer: int, claim: Claim) -> str:
@@ -108,7 +108,7 @@ class Divergence:
 
 
 def advice(config: Config, *, asynchronous: bool, members_change: bool) -> str:
-    """Return what a peer does while {name} is away because it diverged, and what the operator can do, as a sentence."""
+    """Return a sentence on a peer's conduct while {name} is away because it diverged, and on the operator's choices."""
     rounds, give_up = config.rounds, f"{config.transport.give_up_after_s:g} s at most"
     if asynchronous:
         does = "this peer goes on with its other neighbours"

@@ -1,9 +1,9 @@
-"""How well the peers do: the own model is measured now and then, and accuracies spread from neighbour to neighbour.
+"""Evaluations: this peer's model is measured now and then, and accuracies spread from neighbour to neighbour.
 
-Every peer so knows the newest accuracy of every other, and in the end that all have come to it. Where the run has
-certificates, each peer signs what it says of itself, and only that is passed on. It may still not be true: nothing but
-what is shown, and how long a peer stays after its last round, depends on any of it. Without certificates, a neighbour
-that is connected speaks for itself.
+Every peer thus knows the newest accuracy of every other, and in the end that all have finished. Where the run has
+certificates, each peer signs its own accuracy, and only signed ones are passed on. They may still not be true: only the
+display, and a peer's stay after its last round, depend on them. Without certificates, a neighbour that is connected
+speaks for itself.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _NEWS = {"rate": 1.0, "burst": 20.0}
 
 
 class Models(NamedTuple):
-    """What a peer has to show: good until it goes on training."""
+    """A peer's model for evaluation: valid until it goes on training."""
 
     z: FloatArray
     """The model that it evaluates and saves."""
     x: FloatArray
-    """What it mixes; z = x / u."""
+    """The value that it mixes; z = x / u."""
     u: float
 
 
 class Evaluator(Protocol):
-    """Whoever can measure a model (`train.local_step.Trainer`)."""
+    """The interface that measures a model (`train.local_step.Trainer`)."""
 
     def evaluate(self, z: FloatArray, split: Split = "test") -> Evaluation: ...
 
@@ -181,7 +181,7 @@ class Evaluations:
         is_awaited = self._is_awaited(record)
         may_pass_on = source is not None or self._news.spend(key, self._now()) or is_awaited
         self.newest[key] = record
-        # What is not sent needs no signature.
+        # A note that is not sent needs no signature.
         self._notes.pop(key, None)
         if note is not None:
             self._notes[key] = note
@@ -206,13 +206,13 @@ class Evaluations:
             )
 
     def notes(self) -> list[bytes]:
-        """Return what a neighbour that was away should hear."""
+        """Return the notes for a neighbour that was away."""
         told = [record for record in self.newest.values() if self._samples.may_be_told(record)]
         return [self._note(record) for record in told]
 
     def _note(self, record: EvaluationRecord) -> bytes:
-        """Return what says so, signed when it is first sent. Of what is known of others from before a restart, nothing
-        can be signed."""
+        """Return the note of a record, signed when it is first sent. Records of others from before a restart cannot be
+        signed."""
         key = record.peer, record.split
         if key not in self._notes:
             note = notes.encode_evaluation(record)
@@ -225,8 +225,8 @@ class Evaluations:
         return self.newest.get((self._peer, "test"))
 
     def worst(self) -> EvaluationRecord | None:
-        """Return the newest evaluation on the common test set of the peer that does worst. What a device came to before
-        it was lost is no part of the run."""
+        """Return the newest evaluation on the common test set of the peer that does worst. Evaluations of a device from
+        before its loss are no part of the run."""
         tested = [
             record for (peer, split), record in self.newest.items() if split == "test" and not self._is_former(peer)
         ]
@@ -239,14 +239,14 @@ class Evaluations:
         return self._told_by.get((record.peer, record.split))
 
     def finished(self) -> set[int]:
-        """Return whose evaluation after the last round is known."""
+        """Return the peers whose evaluation after the last round is known."""
         return {
             peer for (peer, split), record in self.newest.items() if split == "test" and record.round == self._rounds
         }
 
 
 class SampleCounts:
-    """How many samples an evaluation can be on."""
+    """Plausible numbers of samples in an evaluation."""
 
     def __init__(self, test_classes: Sequence[int], num_samples: int | None) -> None:
         """`test_classes`: how many samples of each class the common test set has. `num_samples`: of the training data,
@@ -278,7 +278,7 @@ def stored(record: EvaluationRecord) -> str:
 
 
 def parse_stored(text: str) -> EvaluationRecord:
-    """Return what `stored` made. Raises ValueError or TypeError if it cannot be that."""
+    """Read the text that `stored` wrote. Raises ValueError or TypeError if it cannot be that."""
     peer, round_, split, correct, total, *rest = parse_json(text, infinite="kept")
     metrics = {str(name): float(value) for name, value in rest[0].items()} if rest else {}
     return EvaluationRecord(

@@ -32,7 +32,7 @@ DATA = "data"
 RELEASE = "release"
 
 MOST_CLASSES = 1000
-"""Of more, only the sums are told."""
+"""Most classes told one by one; beyond, only the sums are told."""
 _MOST_SAMPLES = 1 << 53
 """More than any test set has; sums of so many classes stay integers that JSON, SQLite and floats can hold."""
 _MILLION = 1_000_000
@@ -52,7 +52,7 @@ AnyNote = TypeVar("AnyNote", bound=Message)
 
 @dataclass(frozen=True)
 class ReleaseTold:
-    """What a peer says of its release."""
+    """A peer's statement about its release."""
 
     peer: int
     protocol: int
@@ -64,11 +64,11 @@ class ReleaseTold:
 
 @dataclass(frozen=True)
 class ClassVote:
-    """How frequent the classes are in the training data of a peer, as it says."""
+    """Class frequencies in the training data of a peer, as it says."""
 
     peer: int
     shares: tuple[int, ...]
-    """Of each class, in millionths."""
+    """One for each class, in millionths."""
     samples: int
     """0 where every device counts alike."""
 
@@ -80,7 +80,7 @@ class Hearsay:
     own: int
     """This peer, which listens to nobody about itself."""
     peers: Container[int]
-    """Of whom something may be said."""
+    """Possible subjects of notes."""
     statements: Statements
     is_up: Callable[[int], bool]
     """Whether there is a link to a peer."""
@@ -97,16 +97,16 @@ class Hearsay:
         about: Hashable = None,
         is_awaited: bool = False,
     ) -> int | None:
-        """Return whose word it is what a note of neighbour `source` says of `subject`: the subject's own where a proof
-        says so, or else the neighbour's. None where this peer does not listen to it.
+        """Return the peer that vouches for a note of neighbour `source` about `subject`: the subject where a proof says
+        so, or else the neighbour. None if this peer does not listen to it.
 
-        Of itself a peer knows more than anybody, and of a peer that is not among `peers`, such as a newcomer that was
-        not announced yet, nothing. Where nobody signs, a peer to which there is a link speaks for itself. A proof is
-        looked at only if the subject has a unit of `news` left: it takes a tenth of a millisecond, and its subject can
-        sign more than anybody wants to know. A note that its subject is not to blame for costs it nothing. `about`:
-        what of the subject has units of its own; by default there is nothing but the subject. `is_awaited`: it is
-        looked at without a unit, too. Raises RemoteProtocolError for a proof that is not the subject's: whoever passes
-        it on has seen that, too.
+        This peer listens to nobody about itself, nor about a peer that is not among `peers`, such as a newcomer that
+        was not announced yet. Where nobody signs, a peer to which there is a link speaks for itself. A proof is checked
+        only if the subject has a unit of `news` left: the check takes a tenth of a millisecond, and its subject can
+        sign any number of notes. A note costs its subject nothing unless the subject is to blame for it. `about`: a
+        part of the subject with units of its own; by default all notes about the subject share them. `is_awaited`: it
+        is checked even without a unit. Raises RemoteProtocolError for a proof that is not the subject's: a peer that
+        passes it on has seen that, too.
         """
         if subject == self.own or subject not in self.peers:
             return None
@@ -157,8 +157,8 @@ def encode_evaluation(record: EvaluationRecord) -> bytes:
 
 
 def decode_evaluation(note: bytes, rounds: int, metrics: Sequence[str] = ()) -> EvaluationRecord:
-    """Return what `encode_evaluation` made, in a run of so many rounds with a task of these `metrics`. Figures of
-    another number of metrics come from another version of the task's code, and are left out."""
+    """Read a note of `encode_evaluation`, in a run of so many rounds with a task of these `metrics`. Figures of another
+    number of metrics come from another version of the task's code, and are left out."""
     message = _parse(pb.EvaluationNote, note)
     split = _SPLIT_NAMES.get(message.split)
     if split is None:
@@ -181,7 +181,7 @@ def decode_evaluation(note: bytes, rounds: int, metrics: Sequence[str] = ()) -> 
 
 
 def encode_divergence(peer: int, round_: int, reason: str) -> bytes:
-    """Return what a peer says that ends after so many rounds because going on makes no sense."""
+    """Return the note of a peer that ends after so many rounds because going on makes no sense."""
     return pb.DivergenceNote(peer=peer, round=round_, reason=reason[:_REASON_CHARACTERS]).SerializeToString()
 
 
@@ -193,7 +193,7 @@ def decode_divergence(note: bytes, rounds: int) -> tuple[int, int, str]:
 
 
 def encode_release(told: ReleaseTold) -> bytes:
-    """Return what a peer says of its release."""
+    """Return a peer's note about its release."""
     return pb.ReleaseNote(
         peer=told.peer,
         protocol_max=told.protocol,
@@ -203,7 +203,7 @@ def encode_release(told: ReleaseTold) -> bytes:
 
 
 def decode_release(note: bytes) -> ReleaseTold:
-    """Return what `encode_release` made, printable."""
+    """Read a note of `encode_release`, made printable."""
     message = _parse(pb.ReleaseNote, note)
     if not 0 < message.protocol_max < _MOST_PROTOCOL or message.said_ms >= _MOST_MS:
         raise RemoteProtocolError(f"told of version {message.protocol_max} of the protocol at {message.said_ms} ms")
@@ -225,7 +225,7 @@ def encode_class_vote(vote: ClassVote) -> bytes:
 
 
 def decode_class_vote(note: bytes, num_classes: int) -> ClassVote:
-    """Return what `encode_class_vote` made, in a run with so many classes."""
+    """Read a note of `encode_class_vote`, in a run with so many classes."""
     message = _parse(pb.ClassNote, note)
     shares = tuple(message.shares)
     if len(shares) != num_classes:
@@ -237,7 +237,7 @@ def decode_class_vote(note: bytes, num_classes: int) -> ClassVote:
 
 
 def encode_shares(peer: int, digest: bytes) -> bytes:
-    """Return what a peer says of the votes of all that it has: their SHA-256."""
+    """Return a peer's note about the votes that it has: their SHA-256."""
     return pb.SharesNote(peer=peer, digest=digest).SerializeToString()
 
 
@@ -250,7 +250,7 @@ def decode_shares(note: bytes) -> tuple[int, bytes]:
 
 
 def encode_digests(round_: int, digests: Sequence[int]) -> bytes:
-    """Return what a replica of the sender should be after its message of a round: XXH3-64 of each layer."""
+    """Return the note of the sender's replica as it should be after its message of a round: XXH3-64 of each layer."""
     return pb.ReplicaNote(round=round_, digests=digests).SerializeToString()
 
 

@@ -1,15 +1,15 @@
-"""Which releases the peers of a run have, and from when on what a newer one brought may be used.
+"""Releases of the peers of a run, and the point from which features of a newer one may be used.
 
-What came with a version of the protocol is used only once all members speak it (`all_speak`). A neighbour says in its
-hello what it speaks. Every peer tells all others in a note, when it starts and from time to time, signed where the run
-has certificates; releases before 0.2 neither tell nor pass on such notes. A member of which nothing was heard for long
-counts as one of the oldest release: it may be another one by now.
+Features of a protocol version are used only once all members speak it (`all_speak`). A neighbour names its version in
+its hello. Every peer tells all others in a note, when it starts and from time to time, signed where the run has
+certificates; releases before 0.2 neither tell nor pass on such notes. A member that was silent for long counts as one
+of the oldest release: it may have changed meanwhile.
 
 Even so a member can go back to an older release unnoticed, in the minutes before its last note is too old. Nothing is
-lost by that. Whoever uses something new first makes its own state folder one that older releases refuse
-(`DiskState.pin`), and so does every peer that hears of it, before it is in a journal; from then on they refuse
-neighbours that do not speak it (`needed`). So a member that went back just then is refused, with a sentence, until it
-has the newer release again; the others wait for it as for any member that is away.
+lost by that. The first peer to use something new makes its own state folder one that older releases refuse
+(`DiskState.pin`), and so does every peer that hears of it, before it is in a journal. From then on they refuse
+neighbours that do not speak it (`needed`). A member that went back just then is refused, with a sentence, until it has
+the newer release again; the others wait for it as for any member that is away.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NEWS = {"rate": 0.1, "burst": 10.0}
 
 @dataclass(frozen=True)
 class _Known:
-    """What was last heard of a peer's release."""
+    """Last report of a peer's release."""
 
     protocol: int
     software: str
@@ -44,7 +44,7 @@ class _Known:
 
 
 class Releases:
-    """What one peer knows of the releases of all."""
+    """One peer's knowledge of the releases of all."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Releases:
         return max(filter(self.all_speak, range(OLDEST, NEWEST + 1)))
 
     def software(self) -> dict[int, str | None]:
-        """Return what each member runs, as it says, made fit for a terminal; None where that is not known."""
+        """Return the release that each member claims to run, fit for a terminal; None where unknown."""
         others = {peer: self._software_of(peer) for peer in self._members() if peer != self._peer}
         return {self._peer: self._software, **others}
 

@@ -15,7 +15,7 @@ log = logging.getLogger("sotto")
 
 
 class ReplicaCheck:
-    """Of one peer: what others keep of it, and what it keeps of them."""
+    """Checks the replicas of one peer: those that others keep of it, and those that it keeps of them."""
 
     def __init__(self, runtime: Runtime, neighbors: Neighbors, participant: Participant, frames: RoundFrames) -> None:
         self._runtime, self._neighbors, self._frames = runtime, neighbors, frames
@@ -36,7 +36,6 @@ class ReplicaCheck:
             self._frames.perform(effects)
 
     def heard(self, peer: int, note: bytes) -> None:
-        """Judge what a neighbour says that the replica of it here should be. Raises RemoteProtocolError for what is
-        none."""
+        """Judge a neighbour's digests of its replica here. Raises RemoteProtocolError for a malformed note."""
         node = self._participant.algorithm.node
         self._agreement.hear(peer, *notes.decode_digests(note, node.rounds, node.layout.num_layers))

@@ -1,1 +1,1 @@
-"""What the daemon answers to its operator, exports and writes down for an audit."""
+"""Answers to the operator, exports, and records for an audit."""

@@ -1,6 +1,6 @@
-"""What an operator can ask of a running peer (`sotto status`, `stop`, `reload`, `leave`, `remove`, `report`).
+"""An operator's requests to a running peer (`sotto status`, `stop`, `reload`, `leave`, `remove`, `report`).
 
-The transport has checked the certificate of whoever asks. Values are those of JSON.
+The transport has checked the caller's certificate. Values are those of JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OperatorApi:
         releases: Releases,
     ) -> None:
         self.state = "running"
-        """What this peer is doing, in a word, until it stops; then what became of it."""
+        """This peer's activity, in a word, until it stops; then its outcome."""
         self._local, self._runtime, self._neighbors = local, runtime, neighbors
         self._loop, self._saver, self._members, self._evaluations = loop, saver, members, evaluations
         self._divergence, self._metrics, self._peer_list = divergence, metrics, peer_list
@@ -128,8 +128,8 @@ class OperatorApi:
         }
 
     def proofs(self, name: object) -> dict[str, object]:
-        """Return what a peer needs that asks what became of it, and under which numbers it finds the others. Earlier
-        releases ask without their `name`."""
+        """Return the evidence for a peer that asks about its own fate, and the numbers of the others. Earlier releases
+        ask without their `name`."""
         roster = self._local.roster
         losses = dict(sorted(self._members.losses().items()))
         own = {str(number): proof.hex() for number, proof in losses.items() if name == roster.name(number)}
@@ -155,7 +155,7 @@ class OperatorApi:
         }
 
     def _link_status(self, peer: int, link: LinkRecord) -> dict[str, object]:
-        """Return what `sotto status --json` says of the link to one neighbour; bytes are what was sent over it."""
+        """Return the link to one neighbour for `sotto status --json`; bytes are those sent over it."""
         return {
             "up": link.up,
             "problem": self._neighbors.problem(peer),
@@ -200,7 +200,7 @@ class OperatorApi:
         }
 
     def _diverged(self) -> list[dict[str, object]]:
-        """Return what others say of peers that ended because they diverged."""
+        """Return the reports of peers that ended because they diverged."""
         name = self._local.roster.name
         return [
             {"name": name(peer), "round": claim.round, "reason": claim.reason, "told_by": name(claim.told_by)}
@@ -215,8 +215,8 @@ class OperatorApi:
         }
 
     def _newcomers(self) -> list[dict[str, object]]:
-        """Return whom this peer knows beyond everybody's list, and what proves to an operator that there is such a
-        peer."""
+        """Return the peers that this one knows beyond everybody's list, with the proof for an operator that they
+        exist."""
         roster = self._local.roster
         return [
             {
@@ -243,7 +243,8 @@ class OperatorApi:
         }
 
     def _others(self) -> dict[str, dict[str, object]]:
-        """Return what this peer knows of every other one: what it is in the run, and whether it is done with it."""
+        """Return the state of every other peer, as far as known: its standing in the run, and whether it is
+        finished."""
         roster, finished = self._local.roster, self._evaluations.finished()
         others: dict[str, dict[str, object]] = {}
         for peer in roster.others:
