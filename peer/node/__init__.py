@@ -1,1 +1,1 @@
-"""One peer without clock and sockets: rounds or pair exchanges put together, and how they survive a crash."""
+"""One peer without clock and sockets: rounds or pair exchanges put together, and their recovery after a crash."""

@@ -1,4 +1,4 @@
-"""Whose fault it is when something that came from a neighbour cannot be judged."""
+"""Blame for input that cannot be judged: it goes to the neighbour that sent it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from peer.errors import RemoteProtocolError
 class blaming:
     """Turn whatever is raised inside into a RemoteProtocolError that names the neighbour.
 
-    For the time before anything has changed here, in which nothing but the neighbour's bytes is looked at. Broad on
-    purpose: an error of ours in judging them must not let a neighbour end this process. A class, since every message
-    enters it twice and a generator takes four times as long.
+    For use before anything has changed here, while only the neighbour's bytes are looked at. Broad on purpose: an error
+    of ours in judging them must not let a neighbour end this process. A class, since every message enters it twice and
+    a generator takes four times as long.
     """
 
     __slots__ = ("_peer",)

@@ -1,4 +1,4 @@
-"""How states go into the arrays of a checkpoint and come back: groups of arrays, lists of frames."""
+"""Conversion of states to the arrays of a checkpoint and back: groups of arrays, lists of frames."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def group(arrays: Arrays, name: str) -> dict[str, npt.NDArray[Any]]:
 
 
 def joined(frames: Sequence[bytes]) -> npt.NDArray[np.uint8]:
-    """Return frames one after the other: uint8[bytes]. Their lengths have to be kept beside."""
+    """Return frames one after the other: uint8[bytes]. Their lengths have to be kept separately."""
     return np.frombuffer(b"".join(frames), dtype=np.uint8)
 
 
@@ -41,7 +41,7 @@ def cut(blob: npt.NDArray[Any], lengths: Sequence[int]) -> list[bytes]:
 
 @contextmanager
 def refusing_what_does_not_fit() -> Iterator[None]:
-    """Raise StateError for whatever goes wrong with a checkpoint's values inside: they are another configuration's."""
+    """Raise StateError for any error inside with a checkpoint's values: they are another configuration's."""
     try:
         yield
     except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:

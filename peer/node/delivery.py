@@ -1,8 +1,8 @@
-"""Exactly-once bookkeeping of one peer toward one neighbour: what it sends, and what it hears.
+"""Exactly-once bookkeeping of one peer toward one neighbour, for both directions.
 
 Pure: no clock, no socket, no disk. A frame is identified by (sender, sequence number), counted from 1 over the whole
 run. The sender keeps it until the receiver says that it has it durably, and sends it again after every reconnection;
-the receiver drops what it has seen. So mass is neither minted nor burnt, whatever the connection does.
+the receiver drops what it has seen. Mass is thus neither minted nor burnt, whatever the connection does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peer.errors import LocalProtocolError, RemoteProtocolError
 
 @dataclass(frozen=True, kw_only=True)
 class OutLinkState:
-    """What has to survive of an `OutLink`."""
+    """The part of an `OutLink` that has to survive."""
 
     next_seq: int = 1
     frames: tuple[bytes, ...] = ()
@@ -25,7 +25,7 @@ class OutLinkState:
 
 @dataclass(frozen=True, kw_only=True)
 class InLinkState:
-    """What has to survive of an `InLink`."""
+    """The part of an `InLink` that has to survive."""
 
     last_seq: int = 0
 
@@ -46,7 +46,7 @@ class OutLink:
 
     @property
     def backlog(self) -> int:
-        """How many frames are not acknowledged."""
+        """Number of frames that are not acknowledged."""
         return len(self._frames)
 
     def push(self, frame: bytes) -> int:
@@ -79,13 +79,13 @@ class OutLink:
         return freed
 
     def unacknowledged(self, after: int) -> list[tuple[int, bytes]]:
-        """Return (number, frame) of what is kept beyond number `after`, in order."""
+        """Return (number, frame) of the frames kept beyond number `after`, in order."""
         first = self.acknowledged + 1
         skip = max(0, after - first + 1)
         return [(first + skip + i, frame) for i, frame in enumerate(islice(self._frames, skip, None))]
 
     def state(self) -> OutLinkState:
-        """Return what is kept."""
+        """Return the numbers and the frames that are kept."""
         return OutLinkState(next_seq=self.next_seq, frames=tuple(self._frames))
 
     def restore(self, state: OutLinkState) -> None:
@@ -98,7 +98,7 @@ class OutLink:
 
 
 class InLink:
-    """The numbers of what one neighbour sent us."""
+    """The numbers of the frames that one neighbour sent us."""
 
     def __init__(self) -> None:
         self.last_seq = 0
@@ -127,7 +127,7 @@ class InLink:
         self.durable_seq = upto
 
     def state(self) -> InLinkState:
-        """Return what was accepted."""
+        """Return the number of the last frame accepted."""
         return InLinkState(last_seq=self.last_seq)
 
     def restore(self, state: InLinkState) -> None:

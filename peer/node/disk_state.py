@@ -1,7 +1,7 @@
-"""What a durable peer has on disk: its newest checkpoint, and the journal of what happened since.
+"""The disk state of a durable peer: its newest checkpoint, and the journal since.
 
-Runs with and without rounds share this file. What the records of a journal mean, and what a checkpoint holds, is theirs
-to know.
+Runs with and without rounds share this file. They alone know the meaning of journal records and the content of
+checkpoints.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from peer.state.journal import Journal, JournalContent, Record
 from peer.state.recovery import Recovery, StateFiles, journal_name
 
 Durability: TypeAlias = Literal["process", "power"]
-"""What a peer's frames have to survive before they leave: the end of its process, or a power cut."""
+"""Event that a peer's frames must be able to survive before they leave: the end of its process, or a power cut."""
 
 OnRound: TypeAlias = Callable[[Effects], None]
 """Is told of a round that is replayed, right after its end: its record, and the frames that were made in it."""
@@ -30,11 +30,11 @@ OnRound: TypeAlias = Callable[[Effects], None]
 
 @dataclass(kw_only=True)
 class PeerRecovery(Recovery):
-    """What `open` found."""
+    """Result of `open`."""
 
     effects: Effects = field(default_factory=Effects)
-    """Where the peer is now: when to wake up, its open request, and the frames of the round under way. These are in
-    the journal and need not be sent: `connected` returns what a neighbour needs."""
+    """Present state of the peer: when to wake up, its open request, and the frames of the round under way. These are in
+    the journal and need not be sent: `connected` returns the frames that a neighbour needs."""
 
 
 class DiskState:
@@ -43,7 +43,7 @@ class DiskState:
     def __init__(
         self, disk: Disk, identity: Mapping[str, str], *, durability: Durability, keep_checkpoints: int, regular: int
     ) -> None:
-        """`identity`: what a state has to agree with to belong to this peer (run, name, model, …). `regular`: see
+        """`identity`: values that a state must have to belong to this peer (run, name, model, …). `regular`: see
         `Checkpoints`."""
         self._disk = disk
         self.files = StateFiles(disk, identity, keep=keep_checkpoints, regular=regular)
@@ -65,8 +65,8 @@ class DiskState:
         return self.files.protocol
 
     def pin(self, protocol: int) -> None:
-        """Have releases that do not speak a version of the protocol refuse this state from here on, also after a power
-        cut: before anything is written that they would misunderstand."""
+        """Make releases that do not speak a version of the protocol refuse this state from now on, also after a power
+        cut. To be called before anything is written that they would misunderstand."""
         if protocol > self.files.protocol:
             self.files.protocol = protocol
             self._journal.change_header(self._disk, self.files.identity)
@@ -95,8 +95,8 @@ class DiskState:
         self.checkpoint_bytes = self.files.checkpoint_bytes(self.base_round)
 
     def go_back(self, round_: int) -> int:
-        """Set aside what is newer than the last checkpoint at or before `round_`; return its round (0: the start). The
-        peer is of no use after that: open another one."""
+        """Set aside everything newer than the last checkpoint at or before `round_`; return its round (0: the start).
+        The peer is of no use after that: open another one."""
         self._journal.close()
         return self.files.go_back(round_)
 
@@ -123,7 +123,7 @@ class DiskState:
         the one that there is."""
         # Should the new checkpoint be damaged one day, the one before and this journal lead to the same state.
         self._journal.sync()
-        # Identity last: it is what decides whose state this is, whatever the caller describes it with.
+        # Identity last: it decides whose state this is, whatever the caller's description says.
         self.files.checkpoints.save(Checkpoint(round_, {**values, **self.files.identity}, dict(arrays)))
         self.checkpoint_bytes = self.files.checkpoint_bytes(round_)
         if not journal_goes_on:
@@ -139,7 +139,7 @@ class DiskState:
 
 
 def model_digest(x: FloatArray, *scalars: float) -> int:
-    """Return XXH3-64 of a model and of float64 numbers that belong to it: what a replay is checked by."""
+    """Return XXH3-64 of a model and of float64 numbers that belong to it, as replays are checked by."""
     digest = xxhash.xxh3_64(np.ascontiguousarray(x).view(np.uint8).data)
     for scalar in scalars:
         digest.update(np.float64(scalar).tobytes())

@@ -1,4 +1,4 @@
-"""The divergence guard: when going on makes no sense, and why."""
+"""The divergence guard: conditions under which going on makes no sense, with reasons."""
 
 from __future__ import annotations
 

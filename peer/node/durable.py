@@ -1,22 +1,22 @@
 """A peer of a synchronous run that survives the end of its process: participant, links, journal and checkpoints.
 
-No clock and no socket: the time is an argument, what is to be sent is returned, and files are behind a `Disk`. The
-daemon drives it over gRPC; the fault simulator drives the same object over a network and a disk that fail on purpose.
+No clock and no socket: the time is an argument, outgoing frames are returned, and files are behind a `Disk`. The daemon
+drives it over gRPC; the fault simulator drives the same object over a network and a disk that fail on purpose.
 
-Everything that changes the participant is in the journal before anything that came of it leaves: the frame of a
-neighbour before it is applied, checksums of the own frames with a digest of the state before they are sent. So after a
-crash the newest checkpoint and the journal after it lead back to where the peer was, with the decisions that it took by
-the clock (whom it went on without, whom it left out, how much a bandwidth budget let it send), and what is sent again
-has the same bytes. Where arithmetic is not repeatable, the journal holds the own frames instead of their checksums.
+Every change of the participant is in the journal before its consequences leave: the frame of a neighbour before it is
+applied, checksums of the own frames with a digest of the state before they are sent. After a crash the newest
+checkpoint and the journal after it thus restore the peer, with the decisions that it took by the clock (late
+neighbours, receivers left out, the choices of a bandwidth budget), and frames sent again have the same bytes. Where
+arithmetic is not repeatable, the journal holds the own frames instead of their checksums.
 
-What a neighbour may forget: a frame that would survive a power cut here. `sync` makes that so and returns the
-receipts; with `durability = "power"` every round does so before it sends. Otherwise the driver calls it now and then,
-and until it has, the neighbour keeps the frame: after a power cut the rounds since are repeated, to the same bits
-unless the clock had a say in them.
+A neighbour may forget a frame once it would survive a power cut here. `sync` makes that so and returns the receipts;
+with `durability = "power"` every round does so before it sends. Otherwise the driver calls it now and then, and the
+neighbour keeps the frame until then: after a power cut the rounds since are repeated, to the same bits unless they
+depended on the clock.
 
 Order of use: `open`; then for each round `step`, `begin`, and `receive` or `timer` until effects carry the record of a
 finished round; `save` between rounds. These calls are for one thread. `publish` goes with the thread of `connected` and
-`receipt`: it hands over what the last call made, and has to come before the next one. `sync` may run in any thread.
+`receipt`: it hands over the frames of the last call, and has to come before the next one. `sync` may run in any thread.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class DurablePeer:
         repeatable: bool = True,
         protocol_of: Callable[[Change], int] = lambda change: OLDEST,
     ) -> None:
-        """`identity`: what a state has to agree with to belong to this peer (run, name, model, …). `regular`: see
+        """`identity`: values that a state must have to belong to this peer (run, name, model, …). `regular`: see
         `Checkpoints`. `repeatable`: whether a local step that is computed again gives the same bits.
-        `protocol_of(change)`: which version of the protocol peers need to understand a change of the members."""
+        `protocol_of(change)`: the version of the protocol that peers need to understand a change of the members."""
         self.participant = participant
         self.disk_state = DiskState(
             disk, identity, durability=durability, keep_checkpoints=keep_checkpoints, regular=regular
@@ -85,11 +85,11 @@ class DurablePeer:
         self._repeatable, self._protocol_of = repeatable, protocol_of
         self._repairs, self._notices = RepairBudget(), Allowances(rate=NOTICES_PER_S, burst=NOTICES_AT_ONCE)
         self._told: set[tuple[int, Change]] = set()
-        """(Neighbour, change of members that it told of), since this process began."""
+        """(neighbour, change of members that it announced or passed on), since this process began."""
         self.durable_round = 0
         """Rounds completed that would survive a power cut."""
         self._journaled_round = 0
-        """Rounds completed of which all is in the journal."""
+        """Rounds completed that are wholly in the journal."""
         self._furthest_round = 0
         """No honest neighbour was ahead of this round before this process began, nor needs to be held back after it."""
 
@@ -155,7 +155,7 @@ class DurablePeer:
         self.participant.session.late_neighbors.restore_lateness(state.session.late)
 
     def _journal_unsent(self, made: Collection[OutgoingFrame]) -> None:
-        """Journal the own frames that the crash came before, and count them as made."""
+        """Journal the own frames that the crash kept from the journal, and count them as made."""
         self._append(self._sent(made))
         for outgoing in made:
             self.links.push(outgoing.receiver, outgoing.frame)
@@ -186,13 +186,13 @@ class DurablePeer:
     def receive(self, peer: int, seq: int, frame: bytes, now: float) -> Effects:
         """Take a frame of a neighbour; one that was taken before is dropped.
 
-        Raises RemoteProtocolError, which names the sender, if an honest peer would not have sent it (drop it and what
-        follows it on that link), and StateError if the disk refuses.
+        Raises RemoteProtocolError, which names the sender, if an honest peer would not have sent it (drop it and all
+        that follow it on that link), and StateError if the disk refuses.
         """
         link, early = self.links.incoming[peer], self._peer.early
         following = link.last_seq + early.count(peer) + 1
         if seq and seq < following:
-            # A neighbour repeats what it has no receipt for, after every reconnection.
+            # A neighbour repeats frames without a receipt after every reconnection.
             link.duplicates += 1
             return self.participant.unchanged()
         if seq > following:
@@ -202,9 +202,9 @@ class DurablePeer:
             return self._receive_notice(record)
         message = self.participant.decode(peer, frame, before=early.newest(peer))
         if seq and self._is_early(message.round) and message.round <= self._furthest_round:
-            # Refused now rather than later is what no honest peer sends in any round, while the connection that it came
-            # by is there to be blamed. The rest is judged when its time comes: an outsider does not know its neighbours
-            # yet, and a change of members may be among what is kept.
+            # A message that no honest peer sends in any round is refused now, while its connection is there to be
+            # blamed. The rest is judged when its time comes: an outsider does not know its neighbours yet, and the
+            # frames kept may hold a change of members.
             self.participant.check_form(message)
             if early.add(peer, seq, frame, message):
                 return self.participant.unchanged()
@@ -219,7 +219,7 @@ class DurablePeer:
             number = "with" if record.seq else "without"
             raise RemoteProtocolError(f"sent {message.kind.name} {number} a number", peer=record.peer)
         if message.kind is MessageKind.REPAIR_REQUEST:
-            # Changes nothing here, and is repeated by whoever needs it.
+            # Changes nothing here, and is repeated by peers that need it.
             if not self._repairs.allows(message, self.round, record.now):
                 return self.participant.unchanged()
             with blaming(record.peer):
@@ -228,7 +228,7 @@ class DurablePeer:
             return self._journaled(effects)
         if message.kind is MessageKind.REPAIR and not self.participant.expects(message):
             return self.participant.unchanged()
-        # Journal first: what a peer has applied and then forgets is lost for everybody.
+        # Journal first: a frame that a peer applies and then forgets is lost for everybody.
         self._append(record)
         return self._journaled(self._peer.take(record, message))
 
@@ -237,7 +237,7 @@ class DurablePeer:
         if not record.seq:
             raise RemoteProtocolError("told of a change of members without a number", peer=peer)
         if early.count(peer):
-            # It follows what is kept.
+            # It follows frames that are kept.
             if not early.add_notice(peer, record.seq, record.frame):
                 raise RemoteProtocolError("sends more ahead of time than can be kept", peer=peer)
             return self.participant.unchanged()
@@ -274,36 +274,36 @@ class DurablePeer:
         return self._with_losses(self._journaled(self._peer.announce(record)), now)
 
     def publish(self, effects: Effects) -> list[OutgoingFrame]:
-        """Hand the numbered frames to the links; return what has to be sent to those that there is a connection to.
-        Without one, `connected` will return it."""
+        """Hand the numbered frames to the links; return the frames to send to connected neighbours. For the others,
+        `connected` will return them."""
         return self.links.publish(effects.frames)
 
     @property
     def told(self) -> ToldParts:
-        """What this peer told all others alike, and was told so by each."""
+        """Digests of what this peer told all others alike, and was told by each of them."""
         return self._peer.told
 
     # -- journal before effects ----------------------------------------------------------------------------------------
 
     def _journaled(self, effects: Effects, *records: Record, always: bool = False) -> Effects:
-        """Number and journal what a call came to, behind the records that it depended on; return it. `always`: journal
-        a digest even where no frames were made."""
+        """Number and journal the effects of a call, after the records that it depended on; return them. `always`:
+        journal a digest even if no frames were made."""
         effects.frames = self.links.numbered(effects.frames)
         made = [outgoing for outgoing in effects.frames if outgoing.seq]
         said = self.participant.membership.own_words.take_new()
         records = (*records, *map(Signed, said))
         if made or always:
-            # One write with the records: a crash in between would leave a call without what came of it.
+            # One write with the records: a crash in between would leave a call without its effects.
             records = (*records, self._sent(made))
         if records:
             self._append(*records)
-        # What the call depended on is in the journal by now, whoever wrote it there.
+        # The records on which the call depended are in the journal by now, whoever wrote them.
         self._journaled_round = self.participant.round
         if said:
             # Nobody is to hear two versions of it.
             self.disk_state.sync()
         if made and self.disk_state.syncs_before_sending:
-            # Only where frames leave: what nobody has seen may be forgotten and done again.
+            # Only where frames leave: effects that nobody has seen may be forgotten and repeated.
             effects.receipts = self.sync()
         if effects.finished is not None:
             self._peer.forget_used()
@@ -312,9 +312,9 @@ class DurablePeer:
         return effects
 
     def _with_losses(self, effects: Effects, now: float) -> Effects:
-        """Go on without the peers that are lost by what a call came to; return the effects of both."""
+        """Go on without the peers that a call declared lost; return the effects of both."""
         for peer in self.participant.membership.to_lose:
-            # Its receipts decide what comes back of it. One that is on its way comes too late, here as in a replay.
+            # Its receipts decide which mass comes back. One that is on its way comes too late, here as in a replay.
             upto, unreceived = self.links.give_up(peer)
             record = Lost(now, peer, upto)
             self._append_for_good(record)
@@ -322,7 +322,7 @@ class DurablePeer:
         return effects
 
     def _with_early(self, effects: Effects, now: float) -> Effects:
-        """Take the frames that had come too early and are not any more; return the effects of both."""
+        """Take early frames whose round has come; return the effects of both."""
         early = self._peer.early
         for peer in early.peers():
             while (first := early.first(peer)) is not None and not self._is_early(first.round):
@@ -330,7 +330,7 @@ class DurablePeer:
                 try:
                     content = self.participant.proven(peer, first.frame)
                 except RemoteProtocolError as error:
-                    # Nor is anything taken that follows it: none of it is confirmed, and all comes again.
+                    # Frames that follow it are not taken either: none is confirmed, and all come again.
                     early.forget(peer)
                     effects.refused.append(error)
                     break
@@ -344,7 +344,8 @@ class DurablePeer:
         return self._with_losses(effects, now)
 
     def _is_early(self, round_: int) -> bool:
-        """Whether a frame has to wait: this peer was set back, or others have heard that it joins and it has not."""
+        """Whether a frame has to wait: this peer was set back, or has not yet heard that it joins, though others
+        have."""
         return self.participant.membership.is_outsider or self.participant.session.is_early(round_)
 
     def _sent(self, made: Collection[OutgoingFrame]) -> Sent | Checked:
@@ -357,17 +358,17 @@ class DurablePeer:
         self.disk_state.append(*(Receipt(peer, upto) for peer, upto in receipts.items()), *records)
 
     def _append_for_good(self, record: Record) -> None:
-        """Journal what depends on when it came, and make it survive a power cut before anything comes of it: where in
-        the own stream a change of members is passed on, and what a lost peer had, cannot come out otherwise once
-        others have seen it."""
+        """Journal a record whose effect depends on its time, and make it survive a power cut first. The position of a
+        change of members in the own stream, and the frames that a lost peer had, must not change once others have seen
+        them."""
         self._append(record)
         self.disk_state.sync()
 
     # -- neighbours ----------------------------------------------------------------------------------------------------
 
     def connected(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
-        """Return (number, frame) of what a neighbour needs that is connected and has our frames up to `remote_has` for
-        good. Raises RemoteProtocolError if it has lost what it had."""
+        """Return (number, frame) of the frames that a connected neighbour needs; it has those up to `remote_has` for
+        good. Raises RemoteProtocolError if it has lost frames that it had."""
         frames = self.links.connected(peer, remote_has)
         self._repairs.connected(peer)
         return frames + [(0, outgoing.frame) for outgoing in self.participant.requests_to(peer)]
@@ -381,7 +382,7 @@ class DurablePeer:
     def sync(self) -> dict[int, int]:
         """Make everything journaled so far survive a power cut; return the new receipts (neighbour → number). Raises
         StateError."""
-        # Read before the sync: what is taken meanwhile is not safe by it.
+        # Read before the sync: it does not cover frames taken meanwhile.
         received, round_ = self.links.received(), self._journaled_round
         self.disk_state.sync()
         self.durable_round = round_
@@ -390,8 +391,8 @@ class DurablePeer:
     def save(self, description: Mapping[str, Any], *, anew: bool = False) -> dict[int, int]:
         """Take a checkpoint, between rounds, and begin a new journal; return the new receipts. Raises StateError.
 
-        Where there is a checkpoint of this round already, its journal is enough, and is synced; `anew` writes it once
-        more, with what has come late since. Nor is there a new one while it is open what comes back of a lost peer.
+        If there is a checkpoint of this round already, its journal is enough, and is synced; `anew` writes it once
+        more, with late messages since. Nor is there a new one while mass may still come back from a lost peer.
         """
         round_ = self.participant.round
         if self.participant.session.is_unsettled:
@@ -414,8 +415,8 @@ class DurablePeer:
         return self.links.mark_durable(links.received)
 
     def go_back(self, round_: int) -> int:
-        """Set aside what is newer than the last checkpoint at or before `round_`; return its round (0: the start). The
-        peer is of no use after that: open another one."""
+        """Set aside everything newer than the last checkpoint at or before `round_`; return its round (0: the start).
+        The peer is of no use after that: open another one."""
         return self.disk_state.go_back(round_)
 
     def close(self) -> None:

@@ -1,20 +1,20 @@
 """A peer of a run without rounds that survives the end of its process: participant, journal and checkpoints.
 
-No clock and no socket: the time is an argument, what is to be sent is returned, and files are behind a `Disk`.
+No clock and no socket: the time is an argument, outgoing frames are returned, and files are behind a `Disk`.
 
 Every call that changes the participant is in the journal, with all that it depended on (a neighbour's frame, the time,
-whom it could have asked for an exchange), before anything that came of it leaves: a peer that answers and then forgets
-has changed the sum of all models. So after a crash the newest checkpoint and the calls after it lead back to where the
-peer was, in the middle of a step or of an exchange too. What is computed again gives the same bits where arithmetic is
-repeatable, and is checked by digests; elsewhere it differs by rounding, and Σx with it.
+the neighbours that it could ask for an exchange), before its consequences leave: a peer that answers and then forgets
+has changed the sum of all models. After a crash the newest checkpoint and the calls after it thus restore the peer, in
+the middle of a step or of an exchange too. Repeated computations give the same bits where arithmetic is repeatable, and
+are checked by digests; elsewhere they differ by rounding, and Σx with them.
 
 After a power cut the calls since the last sync are lost, of about a second, unless `durability = "power"`: the peer has
 forgotten steps and halves of exchanges that its partners remember. Each of these moves Σx by ½ (x̂_other − x̂_own). It
 cannot tell a power cut from the end of its process, so that after either it leaves out the numbers of exchanges that it
 may have forgotten.
 
-Calls are counted over the whole run. A checkpoint knows how many it holds, and the header of a journal how many there
-were before its first: where both are of the same round, what the checkpoint holds already is not called again.
+Calls are counted over the whole run. A checkpoint has the number of calls that it holds, the header of a journal the
+number before its first: if both are of the same round, calls that the checkpoint holds are not made again.
 
 Order of use: `open`; then `read`, `compute` and `step` in turn, the others at any time; `save` between iterations. All
 but `compute` and `sync` are for one thread, `compute` may overlap with the others but `step`, `sync` with all.
@@ -36,7 +36,7 @@ from peer.state.journal import Call, Called, Record, Stepped
 from peer.state.recovery import gives_other_bits
 
 REFUSALS_MAX = 3
-"""So many frames of a partner are refused before an exchange with it is given up."""
+"""Frames of a partner that are refused before an exchange with it is given up."""
 
 _CHANGES_MODEL = frozenset({Call.STEP, Call.RECEIVE})
 
@@ -67,7 +67,7 @@ class DurablePair:
         self.durable_round = 0
         """Steps taken that would survive a power cut."""
         self._journaled_round = 0
-        """Steps taken of which all is in the journal."""
+        """Steps taken that are wholly in the journal."""
         self._refused_frames = (-1, 0)
         """(own exchange, frames of its partner that were refused while it was open)."""
 
@@ -109,7 +109,7 @@ class DurablePair:
         self.disk_state.files.prune()
         if not is_new:
             self._called(Call.SKIP, self.participant.skip_exchanges)
-        # What the neighbours are told of is not to be forgotten: a crash may have left it to the kernel.
+        # Neighbours are told of it, so it must not be forgotten: a crash may have left it to the kernel.
         self._journaled_round = self.round
         self.sync()
         recovery.effects = self.participant.unchanged()
@@ -205,7 +205,7 @@ class DurablePair:
         return self._called(Call.DISCONNECTED, lambda: self.participant.disconnected(peer), peer=peer)
 
     def abandon(self, peer: int) -> Effects:
-        """Give up what is open with a neighbour that stays away."""
+        """Give up the open exchanges with a neighbour that stays away."""
         return self._called(Call.ABANDON, lambda: self.participant.abandon(peer), peer=peer)
 
     def _called(
@@ -218,9 +218,8 @@ class DurablePair:
         frame: bytes = b"",
         stepped: Sequence[Stepped] = (),
     ) -> Effects:
-        """Make a call and journal it, behind the local step that it applies, if that cannot be computed again; what it
-        asks to send may be sent then. A frame that is refused is not journaled:
-        unlike in a run with rounds, nobody counts frames."""
+        """Make a call and journal it, after its local step if that cannot be computed again; its frames may be sent
+        then. A refused frame is not journaled: unlike in a run with rounds, nobody counts frames."""
         effects = function()
         self._calls += 1
         reachable = tuple(sorted(self.participant.reachable))
@@ -246,7 +245,7 @@ class DurablePair:
     def save(self, description: Mapping[str, Any]) -> None:
         """Take a checkpoint, between iterations, and begin a new journal. Raises StateError.
 
-        One of the same round as the last is written once more, with what was answered since, and its journal goes on.
+        One of the same round as the last is written once more, with the answers since, and its journal goes on.
         """
         values, arrays = self.participant.state().to_checkpoint()
         calls = {"calls": self._calls}
@@ -260,8 +259,8 @@ class DurablePair:
         self.durable_round = self.round
 
     def go_back(self, round_: int) -> int:
-        """Set aside what is newer than the last checkpoint at or before `round_`; return its round (0: the start). The
-        peer is of no use after that: open another one."""
+        """Set aside everything newer than the last checkpoint at or before `round_`; return its round (0: the start).
+        The peer is of no use after that: open another one."""
         return self.disk_state.go_back(round_)
 
     def close(self) -> None:

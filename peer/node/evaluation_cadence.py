@@ -1,4 +1,4 @@
-"""After which rounds a model is evaluated, and after which of these the others are told."""
+"""Rounds after which a model is evaluated, and those of them after which the others are told."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""From messages to frames and back, and what they and the rest of a round cost: the figures of its record.
+"""Conversion of messages to frames and back, and the costs of a round: the figures of its record.
 
-Whatever leaves a peer is encoded here, so that nothing leaves uncounted. Bytes are lengths of frames, never estimates.
+Every frame that leaves a peer is encoded here, so that none leaves uncounted. Bytes are lengths of frames, never
+estimates.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from peer.records import RoundRecord
 from peer.wire.message import Message, MessageKind
 
 ENTROPY_EVERY = 50
-"""The entropy bound is taken of every so many rounds: it costs more than the encoding."""
+"""Rounds from one entropy bound to the next: it costs more than the encoding."""
 
 
 class Decode(Protocol):
-    """What `decode_from` does."""
+    """Signature of `decode_from`."""
 
     def __call__(
         self, sender: int, frame: bytes, layout: Layout, dtype: npt.DTypeLike, *, previous: Message | None = None
@@ -38,7 +39,7 @@ NUMBERED_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.PART, MessageKind.NO
 
 @dataclass
 class _Figures:
-    """What was added up since the last record."""
+    """Sums since the last record."""
 
     messages: int = 0
     values: int = 0
@@ -80,7 +81,7 @@ class FrameAccount:
         `previous(message, receiver)`: the own message whose codes the receiver can read this one's against, if any.
         `entropy_round`: the round that decides whether the entropy bound is taken; by default that of each message.
         """
-        # Receivers that get the same payload with the same weight get the same bytes: encoded once. The messages live
+        # Receivers that get the same payload with the same weight get the same bytes, encoded once. The messages live
         # until the end of this call, so that the identity of a payload stands for it.
         encoded: dict[tuple[object, ...], OutgoingFrame] = {}
         frames: list[OutgoingFrame] = []
@@ -107,7 +108,7 @@ class FrameAccount:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Count what happens inside as time of the local step."""
+        """Count the time inside as that of the local step."""
         started = self.stopwatch()
         try:
             yield
@@ -115,7 +116,7 @@ class FrameAccount:
             self._figures.train_s += self.stopwatch() - started
 
     def gossiping(self) -> _Gossiping:
-        """Count what happens inside as time of algorithm, compression, encoding and decoding."""
+        """Count the time inside as that of algorithm, compression, encoding and decoding."""
         return _Gossiping(self)
 
     def gossiped(self, started: float) -> None:
@@ -173,7 +174,7 @@ class FrameAccount:
 
 
 class _Gossiping:
-    """What `FrameAccount.gossiping` returns. A class, since every message enters it several times and a generator takes
+    """Result of `FrameAccount.gossiping`. A class, since every message enters it several times and a generator takes
     four times as long."""
 
     __slots__ = ("_account", "_started")
@@ -200,12 +201,12 @@ def _num_values(message: Message, layout: Layout) -> int:
 def decode_from(
     sender: int, frame: bytes, layout: Layout, dtype: npt.DTypeLike, *, previous: Message | None = None
 ) -> Message:
-    """Return the message in a frame from a neighbour; `previous` is what its codes may be coded against. Raises
+    """Return the message in a frame from a neighbour; its codes may be coded against those of `previous`. Raises
     RemoteProtocolError, which names the neighbour."""
     try:
         message = wire.decode(frame, layout, dtype=dtype, previous=previous)
     except RemoteProtocolError as error:
-        # The wire format knows no connections; only here is it known who is to blame.
+        # The wire format knows no connections; only this function knows the sender to blame.
         raise type(error)(error.problem, peer=sender) from None
     if message.sender != sender:
         raise RemoteProtocolError(f"sent a frame in the name of peer {message.sender}", peer=sender)

@@ -1,6 +1,6 @@
-"""Frames that came and are not used yet: those that wait for their round, and those that come too early to be taken.
+"""Frames that were received and not used yet: those that wait for their round, and those too early to be taken.
 
-Both are kept as the bytes that came: a checkpoint holds the waiting ones, and whoever restores it takes them again.
+Both are kept as the bytes received. A checkpoint holds the waiting ones, which are taken again when it is restored.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from peer.node.checkpoint_arrays import Arrays, cut, joined
 from peer.wire.message import Message
 
 EARLY_BYTES_MAX = 32 << 20
-"""So much is kept of what a neighbour sends of rounds that are still far ahead after a power cut."""
+"""Most bytes kept of a neighbour's frames for rounds that are still far ahead after a power cut."""
 
 
 @dataclass(frozen=True)
 class WaitingFrame:
-    """A numbered frame that was taken, and whose message waits for a later round."""
+    """A numbered frame that was taken and whose message waits for a later round."""
 
     peer: int
     seq: int
@@ -39,7 +39,8 @@ class WaitingFrames:
         self._frames.setdefault(peer, deque()).append(WaitingFrame(peer, seq, frame))
 
     def keep_newest(self, counts: Mapping[int, int]) -> None:
-        """Keep so many of each neighbour: messages are used in the order of their rounds, which is that of a stream."""
+        """Keep this number of each neighbour's frames: messages are used in the order of their rounds, which is that of
+        a stream."""
         for peer, frames in list(self._frames.items()):
             while len(frames) > counts.get(peer, 0):
                 frames.popleft()
@@ -49,7 +50,7 @@ class WaitingFrames:
         self._frames.pop(peer, None)
 
     def all(self) -> list[WaitingFrame]:
-        """Return what is kept, each neighbour's in order."""
+        """Return the frames kept, each neighbour's in order."""
         return [waiting for frames in list(self._frames.values()) for waiting in frames]
 
 
@@ -70,18 +71,18 @@ def inbox_from_checkpoint(values: Mapping[str, Any], arrays: Arrays) -> list[Wai
 
 @dataclass(frozen=True)
 class EarlyFrame:
-    """A frame that follows those that were taken of its stream, and has to wait with all that follow it."""
+    """A frame that comes after those taken of its stream, and has to wait with all that follow it."""
 
     seq: int
     round: int
-    """Of its message; of a membership notice, that of the message before it."""
+    """Round of its message; for a membership notice, that of the message before it."""
     frame: bytes
 
 
 class EarlyFrames:
-    """What neighbours send of rounds that this peer is far behind, since a power cut has set it back.
+    """Neighbours' frames of rounds far ahead of this peer, which a power cut has set back.
 
-    It is in no journal and is not confirmed, so that its sender keeps it too: losing it costs nothing but time.
+    They are in no journal and not confirmed, so that their senders keep them too: losing them costs only time.
     """
 
     def __init__(self) -> None:
@@ -89,11 +90,11 @@ class EarlyFrames:
         self._newest: dict[int, Message] = {}
 
     def count(self, peer: int) -> int:
-        """Return how many frames of a neighbour are kept."""
+        """Return the number of a neighbour's frames that are kept."""
         return len(self._frames.get(peer, ()))
 
     def newest(self, peer: int) -> Message | None:
-        """Return the message of the newest frame of a neighbour: what the codes of the next one refer to."""
+        """Return the message of a neighbour's newest frame, to which the codes of the next one refer."""
         return self._newest.get(peer) if self.count(peer) else None
 
     def add(self, peer: int, seq: int, frame: bytes, message: Message) -> bool:
@@ -104,7 +105,7 @@ class EarlyFrames:
         return True
 
     def add_notice(self, peer: int, seq: int, frame: bytes) -> bool:
-        """Keep a membership notice behind what is kept of its stream if there is room; return whether there was."""
+        """Keep a membership notice after the frames kept of its stream if there is room; return whether there was."""
         return self._add(peer, EarlyFrame(seq, self._frames[peer][-1].round, frame))
 
     def _add(self, peer: int, early: EarlyFrame) -> bool:
@@ -115,7 +116,7 @@ class EarlyFrames:
         return True
 
     def peers(self) -> list[int]:
-        """Return of whom something is kept."""
+        """Return the neighbours whose frames are kept."""
         return [peer for peer, frames in self._frames.items() if frames]
 
     def first(self, peer: int) -> EarlyFrame | None:

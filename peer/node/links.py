@@ -1,8 +1,7 @@
-"""The numbered streams between one peer and all others: what each of them has, and what it still needs.
+"""The numbered streams between one peer and all others: the frames that each of them has, and those it still needs.
 
-`delivery` knows one stream in one direction. This file knows all of them, and what the rest of the run may do with them
-at the same time: rounds number and publish frames on one thread, while connections come up and receipts arrive on
-another. One lock guards all of it.
+`delivery` knows one stream in one direction. This file knows all of them, and lets two threads use them: rounds number
+and publish frames on one, while connections come up and receipts arrive on another. One lock guards all of it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class LinksState:
     received: Mapping[int, int] = field(default_factory=dict)
     """Neighbour → the last of its frames that was taken."""
     out: Mapping[int, OutLinkState] = field(default_factory=dict)
-    """Neighbour → the frames for it that it has not for good."""
+    """Neighbour → the frames for it that it does not have for good."""
 
     def to_checkpoint(self) -> tuple[dict[str, object], dict[str, npt.NDArray[Any]]]:
         """Return (JSON values, arrays)."""
@@ -60,15 +59,16 @@ class Links:
         self.out: dict[int, OutLink] = {}
         self.incoming: dict[int, InLink] = {}
         self._remote_has: dict[int, int] = {}
-        """What the neighbour had, for good or not, when it connected last: not sent again on this connection."""
+        """Neighbour → last frame that it had, for good or not, when it connected: not sent again on this connection."""
         self._remote_durable: dict[int, int] = {}
-        """What the neighbour said that it has for good. After a power cut here that can be more than was sent since."""
+        """Neighbour → last frame that it says it has for good. After a power cut here that can be more than was sent
+        since."""
         self._next_seq: dict[int, int] = {}
-        """The next number to give away. Frames of one call are numbered while those of the call before it, which it
-        followed from, are not published yet."""
+        """The next number to assign. Frames of one call are numbered while those of the call before it, from which it
+        followed, are not published yet."""
         self._new_receipts: dict[int, int] = {}
         self._lock = threading.Lock()
-        # Ascending, so that whoever goes through the streams does so in the same order after a restart.
+        # Ascending, so that iterating over the streams has the same order after a restart.
         for peer in sorted(neighbors):
             self._restart(peer)
 
@@ -84,13 +84,13 @@ class Links:
             self.incoming[peer].restore(InLinkState(last_seq=seq - 1))
 
     def restart(self, peer: int) -> None:
-        """Count from 1 again in both directions, and forget what was kept for the peer."""
+        """Count from 1 again in both directions, and forget the frames kept for the peer."""
         with self._lock:
             self._restart(peer)
 
     def give_up(self, peer: int, upto: int | None = None) -> tuple[int, list[bytes]]:
-        """Return (up to which number a lost peer has our frames for good, the frames after it), and forget its streams.
-        `upto`: what was journaled of that; by default what it has confirmed by now.
+        """Return (last of our frames that a lost peer has for good, the frames after it), and forget its streams.
+        `upto`: that number as journaled; by default the last that it has confirmed by now.
 
         Both in one step: a receipt that came in between would be in the frames and not in the number. A newcomer may
         hear of the loss of a peer that it has never met.
@@ -103,7 +103,7 @@ class Links:
             self._restart(peer)
         return upto, unreceived
 
-    # What is sent.
+    # Outgoing frames.
 
     def numbered(self, frames: Iterable[OutgoingFrame]) -> list[OutgoingFrame]:
         """Return the frames with their numbers. All that get one have to be published, or pushed, in this order."""
@@ -123,8 +123,8 @@ class Links:
             return self.out[receiver].push(frame)
 
     def publish(self, frames: Iterable[OutgoingFrame]) -> list[OutgoingFrame]:
-        """Keep the numbered frames of one call; return those that have to be sent now to receivers with a connection.
-        Without one, `connected` will return them."""
+        """Keep the numbered frames of one call; return those to send now to connected receivers. For the others,
+        `connected` will return them."""
         sends = []
         with self._lock:
             for outgoing in frames:
@@ -141,8 +141,8 @@ class Links:
         return sends
 
     def connected(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
-        """Return (number, frame) of what a neighbour needs that is connected and has our frames up to `remote_has` for
-        good. Raises StateBehind if it has lost what it had."""
+        """Return (number, frame) of the frames that a connected neighbour needs; it has those up to `remote_has` for
+        good. Raises StateBehind if it has lost frames that it had."""
         with self._lock:
             link = self.out[peer]
             if remote_has < link.acknowledged:
@@ -167,17 +167,17 @@ class Links:
         return receipts
 
     def receipts_of(self, peer: int) -> tuple[int, int]:
-        """Return (how many of our frames a neighbour has confirmed, how many there are for it)."""
+        """Return (number of our frames that a neighbour has confirmed, number of frames for it)."""
         with self._lock:
             return self.out[peer].acknowledged, self.out[peer].next_seq - 1
 
     def ahead(self) -> list[int]:
-        """Return the neighbours that have frames for good, as they say, in the name of this peer, that it has not made
-        yet: they were made before a power cut, or with a state that is gone."""
+        """Return the neighbours that say they have frames of this peer for good that it has not made yet: they were
+        made before a power cut, or with a state that is gone."""
         with self._lock:
             return sorted(peer for peer, upto in self._remote_has.items() if upto >= self.out[peer].next_seq)
 
-    # What is received.
+    # Incoming frames.
 
     def received(self) -> dict[int, int]:
         """Return neighbour → the last of its frames that was taken."""
@@ -185,12 +185,11 @@ class Links:
             return {peer: link.last_seq for peer, link in self.incoming.items()}
 
     def durable_from(self, peer: int) -> int:
-        """Return up to which number the frames of a neighbour would survive a power cut: what need not be sent
-        again."""
+        """Return the last of a neighbour's frames that would survive a power cut: up to it none need be sent again."""
         return self.incoming[peer].durable_seq
 
     def mark_durable(self, received: Mapping[int, int]) -> dict[int, int]:
-        """Take note that what `received` returned would survive a power cut now; return the new receipts."""
+        """Note that the frames that `received` returned would survive a power cut now; return the new receipts."""
         receipts = {}
         with self._lock:
             for peer, upto in received.items():

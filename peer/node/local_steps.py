@@ -12,7 +12,7 @@ from peer.compress.payload import FloatArray
 
 
 class StepResult(Protocol):
-    """What the local step of one round returns."""
+    """Result of the local step of one round."""
 
     @property
     def gradient(self) -> FloatArray: ...
@@ -47,12 +47,12 @@ class RecordedSteps(ABC):
 
     @abstractmethod
     def record(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Return what the last call of `gradient` came to, for `recall`."""
+        """Return the result of the last call of `gradient`, for `recall`."""
 
     @abstractmethod
     def recall(self, record: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Let the next call of `gradient` come to what `record` returned before a crash. Raises StateError if it cannot
-        be that."""
+        """Let the next call of `gradient` repeat a result that `record` returned before a crash. Raises StateError if
+        it cannot be that."""
 
 
 class StepAbandoned(Exception):

@@ -1,13 +1,13 @@
-"""What proves a loss: more than the word of one member.
+"""Proof of a loss, for which the word of one member is not enough.
 
-A loss cannot be taken back: whoever is lost sets aside what it has trained. So it takes the votes of a strict majority
-of the members (with `rounds.lost_after_s`), an operator's order, the admission of the lost peer itself
-(`node.progress`), or two notes by which it proves itself that it lies (`node.told`), each with signatures. Whoever
-announces a loss asks here before, whoever is told of one asks before it is journaled, and a peer asks that is shown its
-own; a replay does not ask, since what was believed once is believed. So what one honest member announces, all accept.
+A loss cannot be taken back: a lost peer sets aside its training. Proof is therefore one of these, each with signatures:
+the votes of a strict majority of the members (with `rounds.lost_after_s`), an operator's order, the lost peer's own
+admission (`node.progress`), or two of its notes that contradict each other (`node.told`). A peer checks a loss here
+before it announces it, before it journals one that it is told, and when it is shown its own. A replay does not check,
+since a loss believed once stays so. All thus accept a loss that one honest member announces.
 
-Nothing here depends on when it is asked, nor on which other losses are known: whether votes are too old, and whether
-those that are left may go on, is for those to say who ask.
+Nothing here depends on the time of the check, nor on other known losses: the callers judge whether votes are too old,
+and whether the peers left may go on.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ class LossGrounds:
     statements: Statements
     numbering: Numbering
     name_of: Callable[[int], str]
-    """The name of the device that has a number."""
+    """The name of the device with a number."""
     counts_votes: bool
     """Whether members declare losses themselves in this run."""
 
     def check(self, loss: Change) -> bool:
         """Return whether signatures prove a loss; False where nothing is signed in this run. Raises SecurityError, with
-        the reason, for a loss that no majority and no operator has decided, nor the lost peer admitted or proven."""
+        the reason, for a loss that no majority or operator has decided, and the lost peer has neither admitted nor
+        proven."""
         if loss.admitted:
             check_admission(self.statements, loss.subject, loss.admitted)
             return True

@@ -1,12 +1,12 @@
-"""Losses that no person declares: each member says whom it cannot reach, and a strict majority of them decides.
+"""Losses that no person declares: members vote on peers that they cannot reach, and a strict majority decides.
 
-What has to hold is that never two parts of a divided cluster go on as the whole. A member believes a loss only while
-those that are left of the members are a strict majority of them, and nobody goes on before all that are left have said
-that they believe it (`gossip.lost_peers`). Two majorities have a member in common, and that one would have to believe
-that both parts are lost. What it believes is in its journal. A smaller part declares nobody, and waits.
+Two parts of a divided cluster must never both go on as the whole. A member believes a loss only while the members left
+are a strict majority of all, and nobody goes on before all that are left have said that they believe it
+(`gossip.lost_peers`). Two majorities have a member in common, which would have to believe that both parts are lost. Its
+beliefs are in its journal. A smaller part declares nobody lost, and waits.
 
 The members that count are those of the round in which the votes were given: all that hear of a loss agree on them,
-since every change is known long before its round. A vote is good while members cannot have gone on from that round by
+since every change is known long before its round. A vote is valid while members cannot have gone on from that round by
 more than they can be apart: once a peer is back, and rounds go on, it is void.
 
 The time is an argument, and notes to be sent are returned.
@@ -26,14 +26,13 @@ from peer.proto.sottovoce.v1 import membership_pb2 as pb
 from peer.rate_limits import Allowances
 
 LOST = "lost"
-"""Topic of votes, as notes and as what is signed."""
+"""Topic of votes, in notes and signatures."""
 ORDER = "order"
-"""Topic of what an operator signs (`net.security.orders`)."""
+"""Topic of operators' signed orders (`net.security.orders`)."""
 TELL_EVERY_S = 5.0
-"""Votes are told again after this time: a note may be lost."""
+"""Seconds after which votes are told again: a note may be lost."""
 _NEWS = {"rate": 0.5, "burst": 8.0}
-"""Votes of one member on the loss of another that are looked at and passed on, by second. What is left out is told
-again."""
+"""Votes of one member on the loss of another that are checked and passed on, per second. Others are told again."""
 _MOST_NAME = 256
 
 
@@ -45,11 +44,11 @@ class LossVote:
     subject: int
     round: int
     said: bytes = field(default=b"", compare=False, repr=False)
-    """As it goes to others, with the proof of the voter."""
+    """The vote as sent to others, with the proof of the voter."""
 
 
 def decode_vote(said: bytes) -> LossVote:
-    """Return what a vote says; whose it is, is yet to be checked. Raises SecurityError for what is none."""
+    """Return a decoded vote, whose voter is yet to be checked. Raises SecurityError for other bytes."""
     try:
         statement, _ = unsealed(said)
         message = pb.LossVote.FromString(statement)
@@ -61,8 +60,7 @@ def decode_vote(said: bytes) -> LossVote:
 
 
 def ordered(order: bytes) -> tuple[str, int]:
-    """Return whom an order is about: its name, and which incarnation of it. Raises SecurityError for bytes that are
-    none."""
+    """Return the subject of an order: its name and its incarnation. Raises SecurityError for other bytes."""
     try:
         statement, _ = unsealed(order)
         message = pb.LossOrder.FromString(statement)
@@ -79,8 +77,8 @@ def is_current(round_: int, t: int, lead: int) -> bool:
 
 
 class Quorum:
-    """Whether a loss is decided, and whether those that are left may go on: what all members compute alike. Whoever
-    declares a loss, is told of one or shown its own asks here, so that nobody is refused what another one announces."""
+    """Whether a loss is decided, and whether the peers left may go on, which all members compute alike. A peer asks
+    before it declares a loss, believes one, or accepts its own, so that none refuses a loss that another announces."""
 
     def __init__(self, membership: Membership, subject: int, votes: Collection[LossVote]) -> None:
         """`votes` on the loss of `subject`, at least one."""
@@ -90,9 +88,9 @@ class Quorum:
         losses = (change for change in membership.changes if change.kind is ChangeKind.LOST)
         lost = {change.subject for change in losses if change.effective > first}
         self.left = {peer for members in self._electorates for peer in members} - lost - {subject}
-        """The members that stay, of all that may vote."""
+        """The remaining members, of all that may vote."""
         self.voters = {vote.voter for vote in votes} - {subject}
-        """Who wants the loss. What a peer says of its own is nothing that the others have not reached."""
+        """Peers that vote for the loss. The subject's own vote does not count: others must be unable to reach it."""
 
     def is_majority(self, peers: Collection[int]) -> bool:
         """Return whether these peers are a strict majority of the members."""
@@ -100,21 +98,21 @@ class Quorum:
 
     @property
     def has_decided(self) -> bool:
-        """Whether a strict majority of the members has voted for the loss: then all know it for no lie, whichever other
-        losses they believe, and in whatever order they heard of them."""
+        """Whether a strict majority of the members has voted for the loss. All then know that it is no lie, whatever
+        other losses they believe, and in any order."""
         return self.is_majority(self.voters)
 
     @property
     def may_go_on(self) -> bool:
-        """Whether those that are left are a strict majority: then the loss is believed."""
+        """Whether the peers left are a strict majority: then the loss is believed."""
         return self.is_majority(self.left)
 
 
 class LossVotes:
-    """What one peer has said and heard of peers that cannot be reached."""
+    """Votes that one peer has given and heard, on peers that cannot be reached."""
 
     def __init__(self, peer: int, membership: Membership, statements: Statements, *, after_s: float) -> None:
-        """`after_s`: for how long a peer has to be away."""
+        """`after_s`: seconds that a peer has to be away."""
         self._peer, self._membership, self._statements = peer, membership, statements
         self._after_s = after_s
         self._known: dict[tuple[int, int], LossVote] = {}
@@ -127,8 +125,8 @@ class LossVotes:
 
     def look(self, t: int, lead: int, away_s: Mapping[int, float], now: float) -> list[bytes]:
         """Vote for the loss of peers that are away for long; return the notes to tell all neighbours, if it is time to.
-        `t`: the round under way; `lead`: how far members can be apart; `away_s`: peer → for how long there was no way
-        to reach it."""
+        `t`: the round under way; `lead`: rounds that members can be apart; `away_s`: peer → seconds since it could be
+        reached."""
         members, is_news, self._now = self._membership.members(t), False, now
         self._forget(t, lead)
         for subject, seconds in sorted(away_s.items()):
@@ -146,8 +144,8 @@ class LossVotes:
 
     def hear(self, said: bytes, t: int, lead: int) -> bool:
         """Take a vote that a neighbour tells; return whether it is news, to be passed on. Raises RemoteProtocolError
-        for one that no honest neighbour tells; where it names a peer, that one has signed what no honest peer says,
-        and the neighbour may have passed it on in good faith, as releases before 0.3 do."""
+        for one that no honest neighbour tells. A peer named in the error has signed what no honest peer says; the
+        neighbour may have passed it on in good faith, as releases before 0.3 do."""
         try:
             vote = decode_vote(said)
             is_on_itself = vote.voter == vote.subject
@@ -220,7 +218,7 @@ class LossVotes:
         return is_current(vote.round, t, lead) and {vote.voter, vote.subject} <= {*members}
 
     def _may_vote(self, subject: int, t: int) -> bool:
-        """Whether those that are left after all that this peer says now are a majority, this peer among them."""
+        """Whether the peers left after all votes of this peer are a majority that includes it."""
         own = [vote for vote in self._known.values() if vote.voter == self._peer]
         quorum = Quorum(self._membership, subject, [*own, LossVote(self._peer, subject, t)])
         left = quorum.left - {vote.subject for vote in own}

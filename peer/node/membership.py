@@ -1,10 +1,10 @@
-"""What one peer knows of the members of its run, and whom it tells what it hears of them.
+"""One peer's knowledge of the members of its run, and the peers to which it passes news of them.
 
 Nobody coordinates. A change counts from a round before which every member will have heard of it, because frames come in
-order and nobody is further ahead than the graph lets it. So this file is about who has to be told, and those beside it
-are about when it is too late to announce one (`membership_planning`), what is refused (`membership_checks`) and what is
-believed (`membership_news`). What a change does to mass and replicas is in `gossip.boundary`, what a loss does to a
-round in `gossip.lost_peers`.
+order and nobody is further ahead than the graph lets it. This file knows the peers that have to be told.
+`membership_planning` knows when it is too late to announce a change, `membership_checks` refuses changes,
+`membership_news` believes them. The effect of a change on mass and replicas is in `gossip.boundary`, that of a loss on
+a round in `gossip.lost_peers`.
 """
 
 from __future__ import annotations
@@ -27,35 +27,36 @@ from peer.node.statements import OwnWords, Statements, Unsigned
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipRules:
-    """What decides how the members of a run may change, and who says so."""
+    """Rules by which the members of a run may change, and by which announcements are believed."""
 
     why_no_changes: str | None = None
-    """A sentence where members cannot change in this run; otherwise the schedule is a `ViewSchedule`."""
+    """A sentence if members cannot change in this run; None: they can, and the schedule is a `ViewSchedule`."""
     check_members: Callable[[tuple[int, ...]], None] = lambda members: None
-    """Raises ConfigError for members between whom the run cannot go on."""
+    """Raises ConfigError for members with which the run cannot go on."""
     num_listed: int | None = None
-    """How many peers everybody lists; None: all that the schedule knows. Any other is a newcomer."""
+    """Number of peers that everybody lists; None: all that the schedule knows. Any other is a newcomer."""
     check_newcomer: Callable[[int, Newcomer], None] = lambda peer, newcomer: None
-    """`check_newcomer(peer, newcomer)` raises ConfigError or SecurityError unless the newcomer is that peer. It must
-    say the same whenever it is asked: a replay asks again."""
+    """`check_newcomer(peer, newcomer)` raises ConfigError or SecurityError unless the newcomer is that peer. Its answer
+    must never change: a replay asks again."""
     statements: Statements | None = None
-    """Signs what this peer says of members."""
+    """Signs this peer's statements about members."""
     by_majority: bool = False
     """Whether members declare losses themselves (`node.loss_votes`)."""
     name_of: Callable[[int], str] = "peer {}".format
     """The name of the peer that an operator's order is about."""
     word_suffices: Callable[[], bool] = lambda: False
-    """Whether the signed word of one member still stands for a loss, because some run a release before 0.3, which asks
-    for no more where members do not declare losses themselves. It is asked when a loss is heard, never by a replay."""
+    """Whether the signed word of one member still suffices for a loss, because some run a release before 0.3. Such a
+    release asks for no more unless members declare losses themselves. Called when a loss is heard, never by a
+    replay."""
     why_no_rejoin: str | None = None
-    """A sentence where nobody who was lost may take part again, alike on all devices."""
+    """A sentence if no lost peer may take part again, the same on all devices; None: it may."""
     may_rejoin_now: Callable[[], bool] = lambda: True
-    """Whether this peer may announce that somebody does, or is lost in the last rounds: releases before 0.2.0 take
-    either for a lie."""
+    """Whether this peer may announce such a return, or a loss in the last rounds: releases before 0.2.0 take either for
+    a lie."""
 
 
 class PeerMembership:
-    """What one peer knows of the members of its run."""
+    """One peer's knowledge of the members of its run."""
 
     def __init__(self, session: Session, rules: MembershipRules, *, max_lead: int) -> None:
         node = session.algorithm.node
@@ -68,7 +69,7 @@ class PeerMembership:
         self.numbering = Numbering(node.schedule.num_peers if rules.num_listed is None else rules.num_listed)
         self._max_lead = max_lead
 
-    # What is known.
+    # Knowledge.
 
     @property
     def is_member(self) -> bool:
@@ -84,13 +85,13 @@ class PeerMembership:
 
     @property
     def is_joining(self) -> bool:
-        """Whether this peer waits for the model that it joins with: in a round that the others have yet to end."""
+        """Whether this peer waits for the model with which it joins, in a round that the others have yet to end."""
         assert self.views is not None
         return self.session.in_round and self.peer not in self.views.membership.members(self.session.round)
 
     @property
     def has_left(self) -> bool:
-        """Whether this peer was a member and has handed over what it had."""
+        """Whether this peer was a member and has handed over its mass."""
         return not self.is_member and self.session.round > 0
 
     def is_gone(self, peer: int) -> bool:
@@ -102,8 +103,8 @@ class PeerMembership:
         return any(change.subject == peer and change.effective <= t for change in ended)
 
     def standing(self, peer: int) -> str:
-        """Return what a peer is in the coming round, or the one under way: "member", "left", "lost", "joining" or "not
-        joined"."""
+        """Return the standing of a peer in the coming round, or the one under way: "member", "left", "lost", "joining"
+        or "not joined"."""
         if self.views is None or peer in self.views.membership.members(self.session.round):
             return "member"
         if self.is_gone(peer):
@@ -113,7 +114,7 @@ class PeerMembership:
 
     @property
     def members(self) -> tuple[int, ...] | None:
-        """Who takes part in the coming round, or the one under way; None where members cannot change."""
+        """Members of the coming round, or the one under way; None where members cannot change."""
         return None if self.views is None else self.views.membership.members(self.session.round)
 
     @property
@@ -123,18 +124,18 @@ class PeerMembership:
 
     @property
     def coming_changes(self) -> tuple[Change, ...]:
-        """What is known to change after the coming round, or the one under way."""
+        """Known changes after the coming round, or the one under way."""
         return () if self.views is None else self.views.membership.applied_after(self.session.round)
 
     @property
     def newcomers(self) -> Mapping[int, Newcomer]:
-        """Who joined, or is about to, without being in everybody's list."""
+        """Peers that joined, or are about to, without being in everybody's list."""
         return {} if self.views is None else self.views.membership.newcomers
 
     @property
     def num_numbers(self) -> int:
-        """Below which the numbers are of which others may tell: of a peer that joins, whoever may ever take part, since
-        it may hear what somebody said before it hears who that is."""
+        """Bound below which the peer numbers in others' news are. For a joining peer it covers all that may ever take
+        part, since it may hear a peer's news before it hears of the peer."""
         if self.is_outsider:
             return self.numbering.stride * MAX_INCARNATIONS
         return self.session.algorithm.node.schedule.num_peers
@@ -171,7 +172,7 @@ class PeerMembership:
 
     @property
     def grounds(self) -> LossGrounds:
-        """What proves a loss to this peer. Raises LocalProtocolError where nobody can be lost."""
+        """Judge of losses for this peer. Raises LocalProtocolError where nobody can be lost."""
         if self.views is None:
             raise LocalProtocolError(f"a loss: {self.rules.why_no_changes}")
         return LossGrounds(
@@ -191,15 +192,15 @@ class PeerMembership:
         """Whether this peer may believe a loss that is proven: see `node.loss_votes`. A replay gives the same
         answer."""
         assert self.views is not None
-        # Of a peer that is lost already, all reports count, whatever they go by: they are waited for.
+        # All reports on a peer that is lost already count, whatever their grounds: they are waited for.
         if change.is_certain or not change.votes or self.is_lost(change.subject):
             return True
         return Quorum(self.views.membership, change.subject, [decode_vote(each) for each in change.votes]).may_go_on
 
-    # Whom to tell.
+    # Peers to tell.
 
     def partners(self) -> tuple[set[int], set[int]]:
-        """Return (whom this peer hears, who hears it), now and with the members to come as far as they are known."""
+        """Return (senders to this peer, receivers of it), now and with coming members as far as they are known."""
         me = self.peer
         if self.views is None:
             schedule = self.session.algorithm.node.schedule
@@ -215,11 +216,11 @@ class PeerMembership:
         return senders - self.session.lost, receivers - self.session.lost
 
     def hearers(self) -> set[int]:
-        """Return whom this peer tells of what it says itself: those to whom it passes changes on; and where members
-        declare losses themselves, after one every member that is not lost here.
+        """Return the receivers of this peer's own news: those to which it passes changes on. Where members declare
+        losses themselves, after a loss they are all members that are not lost here.
 
-        Others may have declared another peer lost meanwhile. If the two stood between them, neither graph has an edge
-        by which one part would hear of what the other believes, and each would wait for the other's reports.
+        Others may have declared another peer lost meanwhile. If the two lost peers stood between the parts, neither
+        graph has an edge by which one part hears of the other's beliefs, and each would wait for the other's reports.
         """
         hearers = self.passes_on_to()
         if not self.rules.by_majority or not self.is_member or not self.awaits_loss or self.views is None:
@@ -227,11 +228,11 @@ class PeerMembership:
         return hearers | ({*self.views.membership.members(self.session.round)} - self.session.lost - {self.peer})
 
     def passes_on_to(self) -> set[int]:
-        """Return to whom this peer passes changes on: its partners; and after a loss also those that are about to
-        leave, which for their part tell every member.
+        """Return the peers to which this one passes changes on: its partners, and after a loss also peers about to
+        leave, which in turn tell every member.
 
-        The graph without the lost peer, along which all others hear of the loss, has no place for a peer that leaves
-        before, and the lost one may have been all that it was connected by.
+        All others hear of the loss along the graph without the lost peer. That graph has no place for a peer that
+        leaves before, whose only connection may have been the lost one.
         """
         senders, receivers = self.partners()
         hearers = senders | receivers
@@ -251,17 +252,17 @@ class PeerMembership:
 
     @property
     def longest_lead(self) -> int:
-        """How many rounds a peer can be ahead of another, with the members of now and of later."""
+        """Rounds that a peer can be ahead of another, with present and coming members."""
         if self.views is None:
             return self._max_lead
         coming = self.views.membership.coming(self.session.round)
         return max(self._max_lead, *(self.views.lead(members) for members in coming))
 
     def allow_for_changes(self) -> None:
-        """Hear neighbours as far ahead as they can be while members change: notices travel with the frames."""
+        """Accept neighbours as far ahead as they can be while members change: notices travel with the frames."""
         self.session.max_lead = 4 * self.longest_lead + 4
 
-    # What to tell.
+    # Statements.
 
     def signed(self, change: Change) -> Change:
         """Return a change that this peer announces or reports, with its proof where the run has certificates."""
@@ -270,13 +271,13 @@ class PeerMembership:
         return change if told == frame else replace(change, told=told)
 
     def proofs_of_loss(self) -> dict[int, bytes]:
-        """Return lost peer → a frame that proves to it that it is lost; where nobody has more than a word, that."""
+        """Return lost peer → a frame that proves its loss to it, or where there is no proof, a member's word."""
         losses = [change for change in self.changes if change.kind is ChangeKind.LOST]
         losses.sort(key=lambda change: change.has_grounds)
         return {change.subject: membership_codec.encode(change) for change in losses}
 
     def loss_votes(self, statements: Statements, *, after_s: float) -> LossVotes:
-        """Return the votes of this peer on who is lost. Raises LocalProtocolError where nobody can be."""
+        """Return this peer's votes on losses. Raises LocalProtocolError where nobody can be lost."""
         if self.views is None or not self.rules.by_majority:
             raise LocalProtocolError(f"a loss: {self.rules.why_no_changes or 'members do not declare losses here'}")
         return LossVotes(self.peer, self.views.membership, statements, after_s=after_s)

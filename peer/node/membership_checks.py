@@ -1,6 +1,6 @@
-"""What a peer may be told of changes of the members: an honest one says nothing that is refused here.
+"""Checks of announced changes of the members: an honest peer announces none that is refused here.
 
-These checks change nothing. `check_notice` goes by what all members know, so that a replay gives the same answer;
+These checks change nothing. `check_notice` uses only what all members know, so that a replay gives the same answer;
 proofs are checked once, when a notice comes.
 """
 
@@ -18,14 +18,13 @@ from peer.node.statements import MEMBERS, counter_of
 
 
 def check_notice(known: PeerMembership, change: Change, sender: int) -> None:
-    """Raise RemoteProtocolError unless `sender` may tell of a change, and the newcomer in it is who it is said to
-    be."""
+    """Raise RemoteProtocolError unless `sender` may tell of a change and the identity of its newcomer is right."""
     if known.views is None:
         raise RemoteProtocolError(f"announced a change of members: {known.rules.why_no_changes}", peer=sender)
     membership, is_join = known.views.membership, change.kind is ChangeKind.JOIN
     if change in membership.changes:
         return
-    # Whoever joins has nothing yet to judge by, and hears of its sponsor's own joining among the rest.
+    # A joining peer has nothing yet to judge by, and hears of its sponsor's own joining among the rest.
     takes_part = membership.was_ever(known.peer)
     if takes_part and not membership.was_ever(sender) and not (is_join and change.subject == sender):
         raise RemoteProtocolError("is no member yet and told of a change of others", peer=sender)
@@ -57,7 +56,7 @@ def _check_change(known: PeerMembership, views: ViewSchedule, change: Change, se
         )
     if not membership.was_ever(known.peer):
         return  # An outsider does not know the rest yet.
-    # Nothing is learned from others about oneself: what this peer announced is on its disk before anybody hears it.
+    # Others have no news about this peer: its announcements are on its disk before anybody hears them.
     if change.issuer == known.peer or (who == known.peer and kind is not ChangeKind.JOIN):
         raise RemoteProtocolError(
             f"told this peer of its own {kind.name} from round {effective}, in the name of peer {change.issuer}",
@@ -82,13 +81,13 @@ def _check_change(known: PeerMembership, views: ViewSchedule, change: Change, se
 
 
 def _notice_rounds(t: int, views: ViewSchedule, change: Change, sender: int) -> int:
-    """Return after how many rounds from t, the coming one or the one under way, a change may count at the earliest
-    that `sender` tells of.
+    """Return the fewest rounds from t, the coming one or the one under way, after which a change that `sender` tells of
+    may count.
 
-    Its issuer knows a change first. If it leaves less time than the news takes from here to everybody, some would
-    believe it, pass it on, and be refused by those who are ahead: the members would split over one lie. Whoever
-    passes a change on may tell of it until it counts. So where nothing is signed, who lies in another's name
-    can still bring that about.
+    The issuer knows a change first. If it leaves less time than the news takes from here to everybody, some would
+    believe it, pass it on, and be refused by peers that are ahead: the members would split over one lie. A peer that
+    passes a change on may tell of it until it counts. Where nothing is signed, a lie in another's name can therefore
+    still split them.
     """
     if change.issuer != sender:
         return 1
@@ -96,9 +95,8 @@ def _notice_rounds(t: int, views: ViewSchedule, change: Change, sender: int) -> 
 
 
 def _changes_anything(membership: Membership, change: Change, upto: int) -> bool:
-    """Return whether a change makes a difference to the members of any round up to another one, or to a lost peer:
-    which another report of a known loss does not. Rounds that are past here may lie ahead of a peer that is behind,
-    which this peer would tell of it."""
+    """Return whether a change alters the members of any round up to `upto`, or is the first report of a loss. Rounds
+    that are past here may lie ahead of a slower peer, which this peer would tell of it."""
     if change.kind is ChangeKind.LOST:
         return not _is_known_loss(membership.changes, change)
     after = Membership(membership.members(0), (*membership.changes, change))
@@ -106,8 +104,8 @@ def _changes_anything(membership: Membership, change: Change, upto: int) -> bool
 
 
 def check_proof(known: PeerMembership, change: Change, sender: int) -> None:
-    """Raise RemoteProtocolError unless the issuer of a change said so. A replay does not ask: who was believed once
-    is believed, and earlier releases signed nothing."""
+    """Raise RemoteProtocolError unless the issuer of a change announced it. A replay does not check: a change believed
+    once stays so, and earlier releases signed nothing."""
     if change in known.changes:
         return
     said = membership_codec.encode(change)
@@ -135,8 +133,8 @@ def check_proof(known: PeerMembership, change: Change, sender: int) -> None:
 
 
 def _needs_grounds(known: PeerMembership) -> bool:
-    """Whether the word of one member is not enough for a loss now. An outsider has nobody but its sponsor to believe;
-    and where nothing is signed, an order would be no more than a word, too."""
+    """Whether a loss now needs more than the word of one member. An outsider has only its sponsor to believe; and where
+    nothing is signed, an order would be a mere word, too."""
     if known.is_outsider or not (known.is_signed or known.rules.by_majority):
         return False
     return known.rules.by_majority or not known.rules.word_suffices()

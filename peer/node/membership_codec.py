@@ -1,7 +1,6 @@
 """Changes of the members as bytes and back: see `proto/sottovoce/v1/membership.proto`.
 
-Checks the form alone. Whether a newcomer is who it is said to be, and whether a proof is to be believed, is for those
-to check who know certificates.
+Checks the form alone. Identities of newcomers and proofs are checked where certificates are known.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def is_notice(frame: bytes) -> bool:
 
 
 def encode(change: Change) -> bytes:
-    """Return the frame that tells of a change: where it carries the proof of who says so, as it came."""
+    """Return the frame that tells of a change; if it carries its issuer's proof, as it came."""
     if change.told:
         return change.told
     message = pb.MembershipChange(
@@ -48,7 +47,7 @@ def encode(change: Change) -> bytes:
 
 
 def max_bytes(num_peers: int) -> int:
-    """Return the length beyond which no frame goes that tells of a change among so many peers."""
+    """Return the greatest length of a frame that tells of a change among so many peers."""
     grounds = num_peers * _MAX_VOTE_BYTES + _MAX_EQUIVOCATION_BYTES
     return _MAX_BYTES + _MAX_INTRODUCTION_BYTES + MAX_PROOF_BYTES + grounds
 
@@ -79,7 +78,7 @@ def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
         message.admission,
         tuple(message.equivocation),
     )
-    # Which of these numbers can be is for those to say who know how many peers everybody lists.
+    # The validity of these numbers is judged where the number of listed peers is known.
     most = num_peers if newcomer is None else (num_peers + MAX_NEWCOMERS) * MAX_INCARNATIONS
     if change.subject >= most or change.issuer >= num_peers or not 0 < change.effective < _MAX_ROUND:
         raise RemoteProtocolError(
@@ -97,12 +96,12 @@ def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
 
 
 def encode_newcomer(newcomer: Newcomer) -> bytes:
-    """Return the note with which a peer that is in nobody's list but its own says who it is."""
+    """Return the note in which a peer that is in nobody's list but its own gives its identity."""
     return _introduction(newcomer).SerializeToString(deterministic=True)
 
 
 def decode_newcomer(note: bytes, *, sender: int) -> Newcomer:
-    """Return who a peer says it is. Raises RemoteProtocolError, which names it."""
+    """Return the identity that a peer gives. Raises RemoteProtocolError, which names it."""
     try:
         if len(note) > _MAX_INTRODUCTION_BYTES:
             raise ValueError

@@ -1,4 +1,4 @@
-"""What a peer makes of news about the members: what it believes, and whom it tells what because of it."""
+"""A peer's handling of news about the members: its beliefs, and the notices that follow from them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from peer.node.loss_votes import Quorum, decode_vote
 from peer.node.membership import PeerMembership
 
 MOST_VERSIONS = 4
-"""So many different changes of one kind are believed that an issuer is said to have announced of a subject. An honest
-one announces one."""
+"""Most different changes of one kind that are believed of one issuer about one subject. An honest one announces one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What learning of a change asks of the participant."""
+    """Consequences of a change for the participant."""
 
     notices: tuple[tuple[int, Change], ...] = ()
     """(receiver, change to tell it), in the order in which they have to be sent."""
     news: tuple[Change, ...] = ()
-    """Of what it took note, what may give it other neighbours now."""
+    """Changes noted that may give it other neighbours now."""
     joins: bool = False
     """Whether this peer becomes a member with the change."""
 
@@ -33,12 +32,12 @@ class MembershipNews:
     def __init__(self, known: PeerMembership) -> None:
         self._known = known
         self._unconfirmed: list[tuple[Change, int | None]] = []
-        """(loss, who told of it) that is not believed here: this peer joins, and some that are left have yet to report
-        it; or it believes another, and no majority would be left."""
+        """(loss, peer that told of it) not believed here yet: this peer joins, and some of the peers left have yet to
+        report it; or it believes another loss, and no majority would be left."""
 
     def learn(self, change: Change, source: int | None = None) -> Learned | None:
-        """Take note of a change of the members that was checked, and say whom to tell; `source` told it, None stands
-        for this peer's own announcement. Returns None for one that was known, or is not believed (yet)."""
+        """Note a checked change of the members and return its consequences; `source` told it, None stands for this
+        peer's own announcement. Returns None for a change that was known, or is not believed (yet)."""
         known = self._known
         if known.views is None:
             raise LocalProtocolError(f"a change of members: {known.rules.why_no_changes}")
@@ -55,7 +54,7 @@ class MembershipNews:
                 # Two parts of the cluster take each other for lost: an operator has to decide.
                 self._unconfirmed += believed
                 return None
-            # Others will not say again what this peer was told before it believed it.
+            # Others will not repeat news that this peer heard before it believed it.
             said = [each for each in self._unconfirmed if each[0].subject == change.subject and each[0] != change]
             believed += said
             self._unconfirmed = [each for each in self._unconfirmed if each[0].subject != change.subject]
@@ -69,16 +68,16 @@ class MembershipNews:
         )
 
     def _is_excess(self, change: Change) -> bool:
-        """Whether so much was told already in the name of this issuer about this subject that more is not believed."""
+        """Whether too many changes of this issuer about this subject were told to believe another."""
         who = (change.kind, change.subject, change.issuer)
         told = [*self._known.changes, *(each for each, _ in self._unconfirmed)]
         return change in told or sum((each.kind, each.subject, each.issuer) == who for each in told) >= MOST_VERSIONS
 
     def _confirmed(self, membership: Membership) -> list[tuple[Change, int | None]]:
-        """Return what is to be believed of the losses that this peer was told of while it joins, and no longer wait.
+        """Remove and return those losses to be believed now of which this peer was told while it joins.
 
-        It knows too little to judge how old votes are, or which of two parts goes on that take each other for lost. But
-        nobody goes on before all that are left have said that they believe a loss: so that is what it waits for.
+        It knows too little to judge the age of votes, or which of two parts that take each other for lost goes on. But
+        nobody goes on before all peers left have said that they believe a loss, so it waits for that.
         """
         reports: dict[int, list[Change]] = {}
         for each, _ in self._unconfirmed:
@@ -87,7 +86,7 @@ class MembershipNews:
         while silent := {each for each in together if not self._all_believe(reports[each], together, membership)}:
             together -= silent
         if not together:
-            # Those that are left when all of it is true may be too few.
+            # If all of them are true, too few peers may be left.
             alone = (each for each in sorted(reports) if self._all_believe(reports[each], {each}, membership))
             together = {*[*alone][:1]}
         believed = [each for each in self._unconfirmed if each[0].subject in together]
@@ -95,7 +94,7 @@ class MembershipNews:
         return believed
 
     def _all_believe(self, reports: Sequence[Change], lost: set[int], membership: Membership) -> bool:
-        """Whether all members that are left without `lost`, and are most of them, have reported one of these losses."""
+        """Whether all members left without `lost` are a majority and have reported one of these losses."""
         losses = [change for change in membership.changes if change.kind is ChangeKind.LOST]
         known = [*reports, *(change for change in losses if change.subject == reports[0].subject)]
         if any(change.is_certain for change in known):
@@ -104,18 +103,18 @@ class MembershipNews:
         left = quorum.left - lost
         leaving = {change.subject for change in membership.changes if change.kind is ChangeKind.LEAVE}
         silent = left - leaving - {self._known.peer} - {change.issuer for change in known}
-        # After an order, those that are left may be any part of the members.
+        # After an order, the peers left may be any part of the members.
         is_ordered = any(change.is_certain for change in (*losses, *(change for change, _ in self._unconfirmed)))
         return not silent and (quorum.is_majority(left) or (bool(left) and is_ordered))
 
     def _take_note(self, change: Change, source: int | None) -> Learned:
-        """Take note of a change that is believed."""
+        """Note a change that is believed."""
         known, t = self._known, self._known.session.round
         assert known.views is not None
         membership = known.views.membership
         takes_part = known.peer in membership.members(t)
         joins = change.kind is ChangeKind.JOIN and change.subject == known.peer and not takes_part
-        # Before the change is known: the difference it makes decides whom to tell.
+        # Before the change is known: the difference that it makes decides which peers to tell.
         told_before = known.passes_on_to()
         membership.add(change)
         # A second sponsor that knew nothing of the first counts only where it is earlier.
@@ -124,7 +123,7 @@ class MembershipNews:
         known.allow_for_changes()
         return Learned(
             notices=tuple(self._notices(membership, change, source, told_before, joins=joins, takes_part=takes_part)),
-            # What others say of a loss that is known changes no links.
+            # Further reports of a known loss change no links.
             news=() if change.subject in known.session.lost else (change,),
             joins=joins,
         )
@@ -139,21 +138,21 @@ class MembershipNews:
         joins: bool,
         takes_part: bool,
     ) -> Iterable[tuple[int, Change]]:
-        """Yield whom to tell what because of a change that is new here, in order."""
+        """Yield (receiver, change to tell it) after a change that is new here, in order."""
         known, t = self._known, self._known.session.round
         passes_on_to, hears_own = (hearers - {change.subject} for hearers in (known.passes_on_to(), known.hearers()))
         own_join = (ChangeKind.JOIN, known.peer)
-        # Where several may be lost at once, even who told of one may know nothing of another. (Journals of other runs
-        # were written by releases that told it nothing.)
+        # Where several may be lost at once, even the peer that told of one may not know another. (Journals of other
+        # runs were written by releases that told it nothing.)
         untold = {source} if not known.rules.by_majority or source in told_before else set[int | None]()
         for other in sorted((hears_own if source is None else passes_on_to) - untold):
-            # Who has only now become a neighbour to be was told nothing so far.
+            # A peer that has only now become a coming neighbour was told nothing so far.
             coming = membership.changes if other in passes_on_to - told_before else ()
             told = {change, *(each for each in coming if each.effective > t and each.subject != other)}
             if other == source:
                 told.discard(change)
             if known.rules.by_majority:
-                # Whoever said so knows it; and would not hear it from others, where it lies and has kept nothing of it.
+                # The issuer knows it, and would not accept it from others if it lies and has kept nothing of it.
                 told = {each for each in told if each.issuer != other}
             # A peer's join before its loss, and the own join first: a peer that is no member yet is not believed.
             in_order = sorted(told, key=lambda each: ((each.kind, each.subject) != own_join, each.order))
@@ -161,7 +160,7 @@ class MembershipNews:
         reports = self._own_reports(change.effective if joins else t) if membership.was_ever(known.peer) else []
         for join in membership.applied_after(t) if reports and known.rules.by_majority else ():
             if (join.kind, join.subject) == own_join:
-                # Nobody is believed who is not known yet; and not all of them need have heard that this peer joins.
+                # Unknown peers are not believed; and not all receivers need have heard that this peer joins.
                 yield from ((other, join) for other in sorted(hears_own - passes_on_to - {join.issuer}))
         for own in reports:
             membership.add(own)
@@ -176,17 +175,18 @@ class MembershipNews:
                     yield from self._introduction(join)
 
     def _introduction(self, join: Change) -> Iterable[tuple[int, Change]]:
-        """Yield what a peer that joins is told, which knows of nothing: of itself last, since with that it begins."""
+        """Yield the notices for a joining peer, which knows of nothing: its own join last, since with that it
+        begins."""
         history = [each for each in self._known.changes if each != join]
         return ((join.subject, each) for each in (*history, join))
 
     def _own_reports(self, t: int) -> list[Change]:
-        """Return what this peer has to say itself of peers that are lost, and that somebody in round t or a later one
-        may still need, for all to know what those had: nothing where it has said so."""
+        """Return this peer's own reports on lost peers that somebody in round t or a later one may still need, for all
+        to know which messages those had; none that it has made already."""
         known = self._known
         assert known.views is not None
         membership = known.views.membership
-        # A peer that has left is needed by those who are behind.
+        # A departed peer's report is needed by peers that are behind.
         since = max(0, t - 2 * known.longest_lead)
         losses = {change.subject: change for change in reversed(known.changes) if change.kind is ChangeKind.LOST}
         said = {

@@ -1,4 +1,4 @@
-"""Which changes of the members a peer may announce, and from which round they count."""
+"""Changes of the members that a peer may announce, and the rounds from which they count."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def plan_change(
     admitted: bytes = b"",
     equivocation: tuple[bytes, ...] = (),
 ) -> Change:
-    """Return a change that this peer can announce: it counts from a round before which every member will
-    have heard of it. Raises ConfigError, with the reason, if the members cannot change like that. `newcomer` tells
-    who joins, where not everybody lists it. `votes`, `ordered`, `admitted`, `equivocation`: what a loss goes by
+    """Return a change that this peer can announce: it counts from a round before which every member will have heard of
+    it. Raises ConfigError, with the reason, if the members cannot change like that. `newcomer`: identity of a joining
+    peer that not everybody lists. `votes`, `ordered`, `admitted`, `equivocation`: grounds of a loss
     (`node.loss_grounds`).
 
-    Whoever is at distance d of this peer can complete its round r + d only with a message that follows the
-    announcement, since frames come in order; and nobody is further ahead or behind than `max_lead` rounds. Three
-    times that leaves room for the graph with a lost peer missing, and for neighbours that are new to each other;
-    with a change under way, `max_lead` is that of the sparser graph.
+    A peer at distance d of this one can complete its round r + d only with a message that follows the announcement,
+    since frames come in order; and nobody is further ahead or behind than `max_lead` rounds. Three times that leaves
+    room for the graph without a lost peer, and for neighbours that are new to each other; with a change under way,
+    `max_lead` is that of the sparser graph.
     """
     if known.views is None:
         key = "algorithm.name" if known.rules.why_no_changes else None
@@ -39,14 +39,14 @@ def plan_change(
         if change.kind is ChangeKind.JOIN and change.subject == subject:
             # A loss before the peer has joined would change nothing.
             effective = max(effective, change.effective + 1)
-    # A lost peer is not waited for from when on its loss is known, whether or not a round without it ever comes.
+    # A lost peer is not waited for once its loss is known, whether or not a round without it ever comes.
     if effective >= rounds and not (kind is ChangeKind.LOST and known.rules.may_rejoin_now()):
         raise ConfigError(
             f"the run ends after round {rounds - 1}, before everybody could know (round {effective}); "
             "let it end, or stop this peer"
         )
     known.rules.check_members(_planned_members(known, known.views.membership, kind, subject))
-    # Whoever has heard more of it reports that; and all that did may be lost themselves.
+    # Peers that have heard more of it report that; and all that did may be lost themselves.
     heard = (known.session.last_heard(subject) or 0) if kind is ChangeKind.LOST else 0
     grounds = votes, ordered, admitted, equivocation
     change = Change(kind, subject, known.peer, effective, heard, newcomer, b"", *grounds)

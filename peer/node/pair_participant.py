@@ -4,8 +4,8 @@ The daemon drives it over gRPC and a state folder, the simulator on a virtual cl
 and `step`; it counts as one round of the peer. Frames (`receive`) and the timer (`timer`, due at the last `wake_at`)
 are handled at any time, also while `compute` runs: that is the only call that may overlap with others.
 
-In each iteration the peer tries to open one exchange. Whoever is busy is left alone for the pause that the back-off
-gives, then a neighbour is tried again, another one if there is one; what has not come about by the step is dropped.
+In each iteration the peer tries to open one exchange. If its partner is busy, it pauses for the back-off, then tries
+another neighbour if there is one, else the same. An exchange that has not been opened by the step is dropped.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PairParticipant:
         cpu_clock: Callable[[], float] = time.process_time,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """The two clocks only fill the record of times; nothing that is computed depends on them."""
+        """The two clocks only fill the record of times; no result depends on them."""
         self.algorithm = algorithm
         self.peer = algorithm.node.peer
         self.local_steps = local_steps
@@ -105,7 +105,7 @@ class PairParticipant:
 
     @property
     def open_partner(self) -> int | None:
-        """With whom an own exchange is open."""
+        """Partner of the own open exchange; None if none is open."""
         request = self.algorithm.open_request
         return None if request is None else request[0]
 
@@ -126,8 +126,8 @@ class PairParticipant:
     # An iteration.
 
     def read(self, waited_s: float = 0.0) -> Effects:
-        """Begin an iteration: keep what the gradient is to be computed at, and ask a neighbour for an exchange.
-        `waited_s`: for how long it could not begin."""
+        """Begin an iteration: keep the model for the gradient, and ask a neighbour for an exchange. `waited_s`: seconds
+        during which it could not begin."""
         with self._account.gossiping():
             self._read = self.algorithm.read()
             self._account.waited(waited_s)
@@ -135,7 +135,7 @@ class PairParticipant:
             return self._perform(Effects())
 
     def compute(self) -> None:
-        """Compute the gradient at what was read (the expensive part, which may overlap with everything but `step`)."""
+        """Compute the gradient at the model read (the expensive part, which may overlap with everything but `step`)."""
         if self._read is None:
             raise LocalProtocolError("a gradient is computed at what was read")
         with self._account.training():
@@ -144,7 +144,7 @@ class PairParticipant:
             self._step = rate, self.local_steps.gradient(self._read, t, rate, rate)
 
     def recorded_step(self) -> tuple[Stepped, ...]:
-        """Return the record of what `compute` did, if it is something that cannot be computed again."""
+        """Return the record of the local step of `compute`, if it cannot be computed again."""
         if not isinstance(self.local_steps, RecordedSteps):
             return ()
         record = self.local_steps.record()
@@ -184,8 +184,7 @@ class PairParticipant:
         return effects
 
     def closing_record(self) -> RoundRecord | None:
-        """Return the record of the last step with what was done since added to it: peers that have finished still
-        answer."""
+        """Return the record of the last step with the figures since added: peers that have finished still answer."""
         if self._last_record is not None:
             self._last_record = self._account.added_to(self._last_record)
         return self._last_record
@@ -193,8 +192,8 @@ class PairParticipant:
     # Exchanges.
 
     def receive(self, sender: int, frame: bytes, now: float) -> Effects:
-        """Take a frame from a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame, of which
-        nothing has come."""
+        """Take a frame from a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame, which has
+        changed nothing."""
         with self._account.gossiping():
             with blaming(sender):
                 message = decode_from(sender, frame, self.layout, self.algorithm.x.dtype)
@@ -206,7 +205,7 @@ class PairParticipant:
     def timer(self, now: float) -> Effects:
         """Ask again, if the last `wake_at` has passed."""
         if self._wake_at is not None and now >= self._wake_at:
-            # What kept `_next_request` from asking.
+            # The pause that kept `_next_request` from asking.
             self._wake_at = None
         return self._perform(Effects())
 
@@ -216,15 +215,15 @@ class PairParticipant:
         return self._perform(Effects())
 
     def abandon(self, peer: int) -> Effects:
-        """Give up what is open with a neighbour that stays away. If it had answered by then, its half of the exchange
-        is not matched here."""
+        """Give up the open exchanges with a neighbour that stays away. If it had answered by then, its half of the
+        exchange is not matched here."""
         self.algorithm.lost(peer)
         self._open_request = None
         return self._perform(Effects())
 
     def skip_exchanges(self) -> Effects:
-        """Leave out exchange numbers that a state from before a power cut may have forgotten the use of: a number that
-        stood for two exchanges would be answered with the reply to the first."""
+        """Leave out exchange numbers whose use a state from before a power cut may have forgotten: a number for two
+        exchanges would be answered with the reply to the first."""
         self.algorithm.skip_exchanges(EXCHANGES_SKIPPED)
         return self.unchanged()
 
@@ -257,7 +256,7 @@ class PairParticipant:
     # Inside.
 
     def _note(self, message: Message, effects: Effects, now: float) -> None:
-        """Take note of what a message brought about."""
+        """Note the effects of a message."""
         if effects.mixed_with is not None:
             self._account.exchanged()
             # A mix as responder is not the exchange that this iteration asks for.
@@ -271,8 +270,7 @@ class PairParticipant:
             self._open_request = None
 
     def _perform(self, effects: Effects) -> Effects:
-        """Return the effects of the pair node with its messages as frames, and the next request if it is time for
-        one."""
+        """Return the effects of the pair node with its messages as frames, and the next request if it is due."""
         effects.frames += self._encode(effects.sends)
         effects.sends = []
         request = self._next_request()
@@ -297,5 +295,5 @@ class PairParticipant:
     def _encode(self, sends: list[Send]) -> list[OutgoingFrame]:
         for _, message in sends:
             require_sendable(message, excess(message, self.algorithm.x.dtype, self.algorithm.node))
-        # What is sent after the last step is counted with it.
+        # Frames sent after the last step are counted with it.
         return self._account.encode(sends, entropy_round=min(self.round, self._last_round))

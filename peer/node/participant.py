@@ -118,13 +118,13 @@ class Participant:
         cpu_clock: Callable[[], float] = time.process_time,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`membership_rules`: how members may change; by default any of those that the schedule knows.
-        `observe(what, round, other, frame)` is told of every frame "sent" and "applied"; where members change, also of
-        what one "gave" and "took", and of what "returned" from a lost peer, which is applied before the next round
-        begins (for tests of mass).
-        `budget` chooses among `variants`, the compressor and what it can be turned down to. `last_codes`: the reference
-        codes, where modulo codes may be coded against those of the round before. `decode` reads a frame of a neighbour.
-        The two clocks only fill the record of times; nothing that is computed depends on them."""
+        """`membership_rules`: rules of changes of the members; by default, any of those that the schedule knows may
+        come and go. `observe(what, round, other, frame)` is called for every frame "sent" and "applied"; where members
+        change, also for mass that one "gave" and "took", and that "returned" from a lost peer, which is applied before
+        the next round begins (for tests of mass). `budget` chooses among `variants`, the compressor and its smaller
+        variants. `last_codes`: the reference codes, where modulo codes may be coded against those of the round before.
+        `decode` reads a frame of a neighbour. The two clocks only fill the record of times; no result depends on
+        them."""
         self.peer = peer
         self.algorithm = algorithm
         self.local_steps = local_steps
@@ -169,10 +169,10 @@ class Participant:
     # Before a round.
 
     def ready(self, now: float) -> float:
-        """Choose how much the coming round sends and return the earliest time at which it may start.
+        """Choose the size of the coming round's messages and return the earliest time at which it may start.
 
-        Without a budget that is now, and there is no need to call this. Where the round may have to be repeated, the
-        variant that was chosen has to be on disk before anything is sent, for `use_variant`.
+        Without a budget that is now, and there is no need to call this. If the round may have to be repeated, the
+        chosen variant has to be on disk before anything is sent, for `use_variant`.
         """
         if self.budget is None:
             return now
@@ -181,8 +181,8 @@ class Participant:
         return begin_at
 
     def use_variant(self, variant: int) -> None:
-        """Let the coming round use a variant of the compressor that it used before: it is repeated after a crash.
-        Raises StateError if there is none of that number."""
+        """Make the coming round, which is repeated after a crash, use its former variant of the compressor. Raises
+        StateError if there is none of that number."""
         if self.budget is None or not 0 <= variant < len(self._variants):
             raise StateError(f"the journal names variant {variant} of the compressor, which there is not")
         self.budget.variant = variant
@@ -190,8 +190,8 @@ class Participant:
             self.algorithm.use_compressor(self._variants[variant])
 
     def impose(self, receiver: int, frame: bytes) -> None:
-        """Let the coming round send what it sent before a crash, of which `frame` is one: for a device whose arithmetic
-        is not repeatable. What is kept of the message then is what the others received."""
+        """Make the coming round send its frames from before a crash, of which `frame` is one: for a device whose
+        arithmetic is not repeatable. The message kept here is then the one that the others received."""
         # The frame may have been coded against the message of the round before.
         before = None if self.last_codes is None else self.last_codes.own
         message = wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype, previous=before)
@@ -205,7 +205,7 @@ class Participant:
     def step(self) -> None:
         """Do the local step of the coming round (the expensive part: call it off the event loop)."""
         with self._account.training():
-            # First: the gradient is to be that of the model which the round begins with.
+            # First: the gradient is to be that of the model with which the round begins.
             self.absorb_late()
             t, algorithm = self.session.round, self.algorithm
             z = algorithm.model()
@@ -231,7 +231,7 @@ class Participant:
         with self._account.gossiping():
             gradient = np.zeros_like(self.algorithm.x) if self._step is None else self._step.gradient
             t = self.session.round
-            # Before anything is sent: of a peer whose frames are refused nobody hears why it ends.
+            # Before anything is sent: a peer whose frames are refused cannot tell anybody why it ends.
             if self._step is not None and self._step.loss is not None:
                 require_finite_loss(t, self._step.loss)
             effects = self.session.begin(gradient, self._rate, now, left_out)
@@ -245,8 +245,8 @@ class Participant:
         return self.take(self.proven(sender, frame), now, source=sender)
 
     def judged(self, sender: int, frame: bytes) -> Message | Change:
-        """Return what a frame from a neighbour says, if an honest one would say it now; nothing changes. What this
-        returns can be taken without fail. Raises RemoteProtocolError, which names the sender."""
+        """Return the content of a neighbour's frame, if an honest one would send it now; nothing changes. `take` cannot
+        fail on the result. Raises RemoteProtocolError, which names the sender."""
         if membership_codec.is_notice(frame):
             return self.judged_notice(sender, frame)
         message = self.decode(sender, frame)
@@ -254,21 +254,21 @@ class Participant:
         return message
 
     def judged_notice(self, sender: int, frame: bytes) -> Change:
-        """Do what `judged` does, for the frame of a membership notice."""
+        """Do as `judged` does, for the frame of a membership notice."""
         with blaming(sender):
             change = membership_codec.decode(frame, self.membership.num_numbers, sender=sender)
             check_notice(self.membership, change, sender)
             return change
 
     def proven(self, sender: int, frame: bytes) -> Message | Change:
-        """Do what `judged` does, and refuse a change of members that its issuer did not sign: for what came just now,
-        not for what a replay takes once more."""
+        """Do as `judged` does, and refuse a change of members that its issuer did not sign. For frames that have just
+        come, not for those of a replay."""
         if membership_codec.is_notice(frame):
             return self.proven_notice(sender, frame)
         return self.judged(sender, frame)
 
     def proven_notice(self, sender: int, frame: bytes) -> Change:
-        """Do what `proven` does, for the frame of a membership notice."""
+        """Do as `proven` does, for the frame of a membership notice."""
         change = self.judged_notice(sender, frame)
         with blaming(sender):
             check_proof(self.membership, change, sender)
@@ -280,21 +280,21 @@ class Participant:
             self._judge.judge(message)
 
     def check_form(self, message: Message) -> None:
-        """Raise RemoteProtocolError if no honest peer would send a message in any round: for one that comes too early
-        for more."""
+        """Raise RemoteProtocolError if no honest peer would send a message in any round. For messages that come too
+        early to be judged."""
         with blaming(message.sender), self._account.gossiping():
             self._judge.check_form(message)
 
     def decode(self, sender: int, frame: bytes, *, before: Message | None = None) -> Message:
         """Return the message in a frame from a neighbour, the next of its stream; nothing changes. `before`: the last
-        one, where that was not taken yet. Raises RemoteProtocolError, which names the sender."""
+        message, if it was not taken yet. Raises RemoteProtocolError, which names the sender."""
         with blaming(sender), self._account.gossiping():
             if before is None and self.last_codes is not None:
                 before = self.last_codes.of(sender)
             return self._decode(sender, frame, self.layout, self.algorithm.x.dtype, previous=before)
 
     def take(self, message: Message | Change, now: float, source: int | None = None) -> Effects:
-        """Take what `judged` returned of a neighbour, `source`."""
+        """Take a result of `judged` from a neighbour, `source`."""
         if isinstance(message, Change):
             return self.learn(message, now, source=source)
         with self._account.gossiping():
@@ -311,24 +311,24 @@ class Participant:
         return self._perform(self.session.timer(now), now)
 
     def absorb_late(self) -> None:
-        """Apply what has come late, and what comes back from a lost peer. Between rounds; `step` does so too."""
+        """Apply late messages, and mass that comes back from a lost peer. Between rounds; `step` does so too."""
         self._observe_returned(self.session.absorb_late())
 
-    # What others ask, and what is asked of them.
+    # Requests of others and to others.
 
     def requests_to(self, receiver: int) -> list[OutgoingFrame]:
         """Return open requests to a neighbour that has come back, to be sent again."""
         return self._encode([Send(receiver, message) for message in self.session.open_requests(receiver)])
 
     def check_replicas(self) -> tuple[Effects, list[str]]:
-        """Compare what neighbours said of their replicas here with the replicas; ask for the layers that differ, and
-        return a sentence on each neighbour concerned. Between rounds."""
+        """Compare replicas with the digests that their neighbours gave; return requests for layers that differ, and a
+        sentence on each neighbour concerned. Between rounds."""
         effects, (sends, sentences) = self.unchanged(), self.agreement.compare()
         effects.frames = self._encode(sends)
         return effects, sentences
 
     def is_for_all(self, message: Message) -> bool:
-        """Whether all that hear its sender then are to get the same message."""
+        """Whether all receivers of its sender are to get the same message."""
         spec = self.algorithm.spec
         if spec.tells_all is None:
             return False
@@ -343,17 +343,17 @@ class Participant:
     # Members that come and go.
 
     def learn(self, change: Change, now: float, source: int | None = None) -> Effects:
-        """Take note of a change of the members and pass it on; `source` told it, None stands for this peer's own.
+        """Note a change of the members and pass it on; `source` told it, None stands for this peer's own.
 
-        What others tell was judged before.
+        Changes that others tell were judged before.
         """
         effects = self.unchanged()
         learned = self.membership_news.learn(change, source)
         if learned is None:
             return effects
         effects.news = [*learned.news]
-        # The notices before anything that follows from the change: who gets the last message of a round has to know by
-        # then that the next one has other members.
+        # The notices before anything that follows from the change: a receiver of the last message of a round has to
+        # know by then that the next one has other members.
         effects.frames = [
             self._account.notice(receiver, membership_codec.encode(each)) for receiver, each in learned.notices
         ]
@@ -362,8 +362,8 @@ class Participant:
         return effects
 
     def lose(self, peer: int, unreceived: Sequence[bytes], now: float) -> Effects:
-        """Go on without a peer of whose loss `learn` took note; `unreceived` are the own frames that it has not for
-        good. Of those, what it has used in a round that others have heard of is gone all the same."""
+        """Go on without a peer whose loss `learn` noted; `unreceived` are the own frames that it does not have for
+        good. The mass of those that it used in a round of which others have heard is gone all the same."""
         frames = [frame for frame in unreceived if not membership_codec.is_notice(frame)]
         # From the journaled bytes rather than from messages that were kept: after a restart there are no others.
         if not self.algorithm.spec.push_sum:
@@ -375,7 +375,7 @@ class Participant:
 
     def state(self) -> ParticipantState:
         """Return everything the next rounds depend on. Between rounds only."""
-        # What has come late is in no journal after this checkpoint: it belongs to the state, not to the inbox.
+        # Late messages are in no journal after this checkpoint: they belong to the state, not to the inbox.
         self.absorb_late()
         return ParticipantState(
             session=self.session.state(),
@@ -397,7 +397,7 @@ class Participant:
             if self.budget is not None:
                 self.budget.restore(state.budget)
                 self.algorithm.use_compressor(self._variants[self.budget.variant])
-            # The members first: which edges there are decides what the algorithm has replicas of.
+            # The members first: the edges decide which replicas the algorithm has.
             self.membership.restore(state.changes)
             self.session.restore(state.session)
             self.membership.restore_edges()
@@ -450,7 +450,7 @@ class Participant:
     def _close_round(self, t: int, effects: Effects, now: float) -> RoundRecord:
         """Let momentum and reference codes know that round t is over; return its record."""
         if self._z_before is not None:
-            # What others hand over at the end of the round is no displacement of this peer's.
+            # Mass that others hand over at the end of the round is no displacement of this peer's.
             z = self.algorithm.model() if effects.settled_model is None else effects.settled_model
             self.local_steps.after_round(self._z_before, z, self._rate)
             self._z_before = None

@@ -1,15 +1,15 @@
-"""How far a peer is, as it has signed it itself; and what it says when it finds that its state is older than that.
+"""Progress of peers, signed by themselves, and the admission of a peer that finds its state older than its signature.
 
 A device that is put back to yesterday (a snapshot, the image of a card, a copy of a folder) would repeat rounds whose
-messages others have used and forgotten. It cannot know that by itself, and must not believe anybody else. So a peer
-signs from time to time which rounds would survive a power cut, and its neighbours keep the newest that they got. Shown
-a later round of its own, with its own signature, it knows; and what it signs then, the admission, is all that others
-need to go on without it. An old statement proves nothing to anybody else: nobody but the peer knows its state.
+messages others have used and forgotten. It cannot know that by itself, and must not believe anybody else. From time to
+time a peer therefore signs its rounds that would survive a power cut, and its neighbours keep the newest statement.
+Shown a later round with its own signature, the peer knows. It then signs an admission, and others need nothing else to
+go on without it. An old statement proves nothing to anybody else: only the peer knows its state.
 
-`sotto rollback` puts all peers back on purpose. Each then begins an era: among what a peer signed, a later era counts
+`sotto rollback` puts all peers back on purpose. Each then begins an era: among a peer's statements, a later era counts
 for more than any round.
 
-Pure: no clock, no disk; signatures are the knowledge of `Statements`.
+Pure: no clock, no disk; `Statements` knows signatures.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from peer.node.statements import MAX_PROOF_BYTES, Statements, sealed, unsealed
 from peer.proto.sottovoce.v1 import membership_pb2 as pb
 
 PROGRESS = "progress"
-"""Topic of what a peer signs of how far it is: in its hello, and in notes."""
+"""Topic of a peer's signed progress, in its hello and in notes."""
 ADMISSION = "set back"
 """Topic of admissions."""
 SIGN_EVERY_ROUNDS = 10
-"""A note with it goes to each neighbour once in so many rounds at most."""
+"""Least rounds between two notes with it to a neighbour."""
 _MOST = 1 << 62
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class Progress:
-    """How far a peer is. Later ones are greater."""
+    """Progress of a peer. Later ones are greater."""
 
     era: int = 0
-    """How often its state was put back on purpose."""
+    """Times that its state was put back on purpose."""
     round: int = 0
     """Rounds, or steps, completed that would survive a power cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """One peer's word that it has lost what it signed."""
+    """One peer's admission that it has lost progress that it signed."""
 
     peer: int
     state: Progress
-    """Where its state is."""
+    """Progress of its state."""
     signed: Progress
-    """What it has signed before."""
+    """Progress that it signed before."""
 
 
 def encode_progress(peer: int, progress: Progress) -> bytes:
-    """Return what a peer is to sign of how far it is. `peer`: its number, which tells its incarnation."""
+    """Return the statement of progress for a peer to sign. `peer`: its number, which tells its incarnation."""
     return _progress(progress, peer=peer).SerializeToString(deterministic=True)
 
 
 def decode_progress(said: bytes) -> tuple[int, Progress]:
-    """Return (number of a peer, how far it says it is); that it says so is yet to be checked. Raises SecurityError for
-    bytes that are none."""
+    """Return (number of a peer, its progress); the signature is yet to be checked. Raises SecurityError for other
+    bytes."""
     try:
         statement, _ = unsealed(said)
         message = pb.Progress.FromString(statement)
@@ -70,14 +70,13 @@ def decode_progress(said: bytes) -> tuple[int, Progress]:
 
 
 def encode_admission(admission: Admission) -> bytes:
-    """Return what a peer is to sign that was set back."""
+    """Return the admission for a peer that was set back to sign."""
     message = pb.Admission(peer=admission.peer, state=_progress(admission.state), signed=_progress(admission.signed))
     return message.SerializeToString(deterministic=True)
 
 
 def decode_admission(said: bytes) -> Admission:
-    """Return what `encode_admission` made; that its peer says so is yet to be checked. Raises SecurityError for bytes
-    that are none."""
+    """Return a decoded admission, whose signature is yet to be checked. Raises SecurityError for other bytes."""
     try:
         statement, _ = unsealed(said)
         message = pb.Admission.FromString(statement)
@@ -99,25 +98,25 @@ def check_admission(statements: Statements, subject: int, said: bytes) -> None:
 
 
 class KnownProgress:
-    """What one peer has signed of its progress, and has from others of theirs. Not for runs that sign nothing."""
+    """Signed progress of one peer and of its neighbours. Not for runs that sign nothing."""
 
     def __init__(self, peer: int, statements: Statements, start: Progress, kept: Mapping[int, bytes]) -> None:
-        """`start`: where the state of this peer is when its process begins. `kept`: what it has from others, checked
-        when it came."""
+        """`start`: progress of this peer's state when its process begins. `kept`: statements of others, checked when
+        they came."""
         self._peer, self._statements = peer, statements
         self.newest = start
-        """The latest that this peer knows of itself: an honest neighbour shows it nothing later, unless it was set
+        """The latest own progress that this peer knows: an honest neighbour shows it nothing later, unless it was set
         back."""
         self._own: tuple[Progress, bytes] | None = None
         self._last_told: Progress | None = None
         self._kept = dict(kept)
         self._certificate: bytes | None = None
-        """With which this process signed first, and which is in all its hellos until it is renewed."""
+        """Certificate of this process's first signature, which is in all its hellos until it is renewed."""
 
-    # -- the own one --
+    # -- own progress --
 
     def own(self, done: Progress) -> bytes:
-        """Return the statement that this peer is so far, with its proof; a new signature only where it went on."""
+        """Return the statement of this progress with its proof; it is signed anew only if the peer went on."""
         if self._own is None or self._own[0] < done:
             said = self._statements.sign(PROGRESS, encode_progress(self._peer, done))
             if self._certificate is None:
@@ -128,10 +127,10 @@ class KnownProgress:
         return self._own[1]
 
     def note(self, done: Progress, *, is_last: bool = False) -> bytes | None:
-        """Return what to tell all neighbours now; None where it is too early for more. `is_last`: before this process
-        ends.
+        """Return the note for all neighbours now; None where it is too early for another. `is_last`: before this
+        process ends.
 
-        The certificate is left out where it is that of the hellos: this is told again and again.
+        The certificate is left out if it is that of the hellos, since notes are frequent.
         """
         told = self._last_told
         if done.round == 0 or (told is not None and (done <= told or not (is_last or self._is_due(told, done)))):
@@ -144,19 +143,19 @@ class KnownProgress:
         return sealed(statement, proof)
 
     def shown(self, said: bytes) -> Progress | None:
-        """Return what this peer has signed of itself and has lost, by what a neighbour shows it; None where it has lost
-        nothing. Raises RemoteProtocolError if it never signed that."""
+        """Return the progress that this peer has signed and lost, judging by the statement that a neighbour shows it;
+        None where it has lost nothing. Raises RemoteProtocolError if it never signed that."""
         try:
             signed = _checked(self._statements, self._peer, said)
         except SecurityError as error:
             raise RemoteProtocolError(f"it shows what this peer is to have said of its progress: {error}") from None
         return signed if signed > self.newest else None
 
-    # -- those of others --
+    # -- progress of others --
 
     def hear(self, peer: int, said: bytes) -> Progress:
-        """Return how far a neighbour says it is, which is kept if it is news. Raises RemoteProtocolError unless it has
-        signed that."""
+        """Return a neighbour's progress by its statement, which is kept if it is news. Raises RemoteProtocolError
+        unless the neighbour has signed it."""
         kept = self._kept.get(peer)
         if kept == said:
             return decode_progress(said)[1]
@@ -169,17 +168,17 @@ class KnownProgress:
         return progress
 
     def of(self, peer: int) -> bytes:
-        """Return the newest that a neighbour has signed, to show it; nothing where there is none."""
+        """Return the newest statement that a neighbour has signed, to show it; empty where there is none."""
         return self._kept.get(peer, b"")
 
     def is_behind(self, peer: int, progress: Progress) -> bool:
-        """Return whether a neighbour that is so far was further once."""
+        """Return whether a neighbour with this progress was further once."""
         kept = self._kept.get(peer)
         return kept is not None and progress < decode_progress(kept)[1]
 
     @property
     def kept(self) -> Mapping[int, bytes]:
-        """What is kept of others, by number."""
+        """Statements kept of others, by number."""
         return self._kept
 
     @staticmethod
@@ -200,7 +199,7 @@ def _checked(statements: Statements, peer: int, said: bytes) -> Progress:
 
 
 def _completed(said: bytes, kept: bytes | None) -> bytes:
-    """Return a statement with the certificate of the one before it, where it was left out. Raises SecurityError."""
+    """Return a statement with its certificate; if left out, with that of the one before it. Raises SecurityError."""
     statement, proof = unsealed(said)
     if proof is None or proof.certificate or kept is None:
         return said

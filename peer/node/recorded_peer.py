@@ -1,7 +1,7 @@
 """A participant and its links, changed by journal records and by nothing else.
 
-A peer that runs writes a record and then lets it happen here; a peer that recovers reads the record and lets it happen
-here again. That both go the same way is what makes a recovered peer equal to the one that ended.
+A running peer writes a record and then applies it here; a recovering peer reads the record and applies it here again.
+Because both go the same way, a recovered peer equals the one that ended.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class RecordedPeer:
         return self._counted(self.participant.begin(record.now, frozenset(record.left_out)))
 
     def time_out(self, record: TimedOut) -> Effects:
-        """Go on without late neighbours, if it is time to."""
+        """Go on without late neighbours, if it is time."""
         return self._counted(self.participant.timer(record.now))
 
     def take(self, record: Received, content: Message | Change | None = None, *, is_counted: bool = False) -> Effects:
-        """Apply a frame and count it, unless it is counted already. `content`: what it says, if it was judged; where it
-        was not, raises RemoteProtocolError, which names the sender, before anything changes."""
+        """Apply a frame and count it, unless it is counted already. `content`: its content, if it was judged. If not,
+        raises RemoteProtocolError, which names the sender, before anything changes."""
         if content is None:
             content = self.participant.judged(record.peer, record.frame)
         effects = self.participant.take(content, record.now, source=record.peer)
@@ -65,15 +65,15 @@ class RecordedPeer:
         return effects
 
     def lose(self, record: Lost, unreceived: Sequence[bytes] | None = None) -> Effects:
-        """Go on without a lost peer. What it has not for good, as the record says, was never given: `unreceived`, where
-        it was taken from the links already."""
+        """Go on without a lost peer. Frames that it does not have for good, by the record, were never given:
+        `unreceived`, if they were taken from the links already."""
         if unreceived is None:
             _, unreceived = self.links.give_up(record.peer, record.upto)
         self._forget_held(record.peer)
         return self._counted(self.participant.lose(record.peer, unreceived, record.now))
 
     def _counted(self, effects: Effects) -> Effects:
-        """Count what a call told all others alike, and the end of its round; return its effects."""
+        """Count the frames of a call that all others got alike, and the end of its round; return its effects."""
         for outgoing in effects.frames:
             if outgoing.told_in is not None:
                 self.told.hear(self.participant.peer, *outgoing.told_in, outgoing.frame)
@@ -82,15 +82,15 @@ class RecordedPeer:
         return effects
 
     def forget_used(self) -> None:
-        """Keep of what was received only what waits for a later round."""
+        """Forget received frames but those that wait for a later round."""
         self.waiting.keep_newest(self.participant.session.inbox.unconsumed_counts())
 
     def digest(self) -> int:
-        """Return a digest of x and u: what every message is made of. The rest of the state shows in later messages."""
+        """Return a digest of x and u, of which every message is made. The rest of the state shows in later messages."""
         return model_digest(self.participant.algorithm.x, self.participant.algorithm.u)
 
     def _restart_links_with(self, news: Collection[Change]) -> None:
-        """Count from 1 with a peer that joins, whatever it was sent while it was none of the members."""
+        """Count from 1 with a joining peer, whatever it was sent while it was no member."""
         for change in news:
             if change.kind is not ChangeKind.JOIN or change.subject == self.participant.peer:
                 continue
@@ -99,11 +99,11 @@ class RecordedPeer:
                 for each in self.participant.membership.changes
                 if (each.kind, each.subject) == (change.kind, change.subject)
             ]
-            # Where two sponsors say so at the same time, the peer may have been heard since the first; and a newcomer
+            # If two sponsors announce it at the same time, the peer may have been heard since the first; and a newcomer
             # may hear from a member, or from that member itself, that it once joined.
             known = self.links.incoming.get(change.subject)
             if len(joins) == 1 and (known is None or known.last_seq == 0):
-                # What has come early of it, before it was known here, is the beginning of the same count.
+                # Its early frames, from before it was known here, are the beginning of the same count.
                 self.links.restart(change.subject)
 
     def _forget_held(self, peer: int) -> None:

@@ -1,10 +1,10 @@
-"""The replay of a journal: a peer does once more what it did, and has to come to the same bits.
+"""The replay of a journal: a peer repeats its calls, and has to come to the same bits.
 
-The journal holds what the peer was given (a frame, a time, a decision taken by the clock) and, after it, checksums of
-the frames that it made of that, with a digest of its state. Everything in between is computed again. Where that gives
-other frames than the neighbours have been sent, going on would be silent corruption: the replay stops with a StateError
-instead. Where arithmetic is not repeatable (a GPU), the journal holds the frames themselves. They are imposed on the
-algorithm, and what differs by rounding stays inside this peer.
+The journal holds the peer's inputs (a frame, a time, a decision taken by the clock), each followed by checksums of the
+resulting frames and a digest of the state. Everything in between is computed again. If the frames differ from those
+that the neighbours were sent, going on would be silent corruption: the replay stops with a StateError instead. If
+arithmetic is not repeatable (a GPU), the journal holds the frames themselves. They are imposed on the algorithm, and
+differences by rounding stay inside this peer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from peer.wire.message import MessageKind
 
 
 def recall_step(name: str, local_steps: LocalSteps, record: Stepped) -> None:
-    """Let the coming local step come to what a record of the journal `name` says. Raises StateError."""
+    """Give the coming local step the result in a record of the journal `name`. Raises StateError."""
     if not isinstance(local_steps, RecordedSteps):
         raise StateError(f"{name}: holds steps of a loop of its own; start the script that ran it")
     local_steps.recall(record.arrays)
@@ -51,8 +51,8 @@ class Replay:
         self._recovery, self._on_round = recovery, on_round
         self._repeatable = repeatable
         self.unsent: Sequence[OutgoingFrame] | None = None
-        """Own numbered frames that were just made, while the journal has yet to say that they were sent. At the end of
-        the last journal: what the crash kept from being journaled, so that nobody has it; None if there is nothing."""
+        """Own numbered frames that were just made, while the record of their sending has yet to come. At the end of the
+        last journal, frames that the crash kept from the journal, so that nobody has them; None if there are none."""
 
     def run(self, name: str, round_: int, records: Sequence[Record]) -> None:
         """Repeat the journal of a file that follows the checkpoint of a round. Raises StateError."""
@@ -61,7 +61,7 @@ class Replay:
                 f"{name}: follows round {round_}, but what is left before it leads to round "
                 f"{self._participant.round} only; restore the state folder from a copy, or start the run anew"
             )
-        # A checkpoint was taken here; taking it applies what had come late.
+        # A checkpoint was taken here; taking it applies late messages.
         self._participant.absorb_late()
         self.unsent = None
         stepped: Stepped | None = None
@@ -129,12 +129,12 @@ class Replay:
             return self._participant.unchanged()
 
     def _performed(self, record: Record, effects: Effects) -> None:
-        """Take note of what a call came to."""
+        """Note the effects of a call."""
         recovery = self._recovery
         recovery.now = max(recovery.now, getattr(record, "now", 0.0))
         effects.frames = self._peer.links.numbered(effects.frames)
         made = [outgoing for outgoing in effects.frames if outgoing.seq]
-        # A round that begins is followed by a record of what was sent in any case, for its digest.
+        # The beginning of a round is followed by a record of its frames in any case, for its digest.
         if made or isinstance(record, Begun):
             self.unsent = made
         recovery.effects.extend(effects)
@@ -145,7 +145,8 @@ class Replay:
             self._on_round(ended)
 
     def _recall_words(self, following: Sequence[Record]) -> None:
-        """Let the coming call say of members what it said before. What the crash came before is signed anew."""
+        """Make the coming call repeat its statements about members. Those that the crash kept from the journal are
+        signed anew."""
         belong = list(takewhile(lambda each: isinstance(each, Sent | Checked | Receipt | Signed), following))
         self._participant.membership.own_words.recall(
             (each.frame for each in belong if isinstance(each, Signed)),
@@ -153,7 +154,7 @@ class Replay:
         )
 
     def _check_sent(self, name: str, record: Sent | Checked) -> None:
-        """Take the own frames that were just made for those of a record; they have to be the same."""
+        """Check that the own frames just made are those of a record, and count them as sent."""
         frames = tuple((made.receiver, made.seq, made.frame) for made in self.unsent or ())
         if self._repeatable or isinstance(record, Checked):
             again = Sent(record.round, self._peer.digest(), frames)
@@ -167,15 +168,15 @@ class Replay:
         self.unsent = None
 
     def _impose(self, following: Sequence[Record]) -> None:
-        """Let the coming round send what it sent before."""
+        """Make the coming round send its former frames."""
         if self._participant.algorithm.message_kind is MessageKind.PART:
-            # Every receiver got a part of its own; those of later phases follow what came from others.
+            # Every receiver got a part of its own; parts of later phases depend on messages from others.
             for record in takewhile(lambda each: not isinstance(each, Begun), following):
                 for receiver, _, frame in record.frames if isinstance(record, Sent) else ():
                     if not membership_codec.is_notice(frame):
                         self._participant.impose(receiver, frame)
         elif following and isinstance(following[0], Sent):
-            # Whoever was left out got another frame than the rest, with nothing in it.
+            # Receivers left out got another frame than the rest, with nothing in it.
             longest = max(following[0].frames, key=lambda each: len(each[2]), default=None)
             if longest is not None:
                 self._participant.impose(longest[0], longest[2])

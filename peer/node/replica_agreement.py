@@ -1,8 +1,8 @@
-"""Whether the replicas that peers keep of each other are still the same, and how one that is not is mended.
+"""Comparison of the replicas that peers keep of each other, and repair of those that differ.
 
 Algorithms with replicas send differences only, so that a replica that was ever changed by anything else (a bit of
-memory, a defect) would stay wrong for the rest of the run. Now and then a peer tells those who keep a replica of it the
-digests of its layers; who finds others asks for the layers that differ, whole.
+memory, a defect) would stay wrong for the rest of the run. Now and then a peer tells the digests of its layers to those
+that keep a replica of it; if theirs differ, they ask for the layers concerned, whole.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class ReplicaAgreement:
         self.repairs = 0
         """Layers that differed so far."""
         self._claims: dict[int, tuple[int, Digests]] = {}
-        """Neighbour → (round, digests) of what it says that the replica of it here should be."""
+        """Neighbour → (round, digests) that, by its word, the replica of it here should have."""
         self._asked: dict[int, set[int]] = {}
         """Neighbour → layers of its replica that were asked for."""
 
     def own_digests(self) -> tuple[int, Digests] | None:
-        """Return (round, digest of each layer) of the last check of what the others keep of this peer: to be told to
-        them after the round, for `hear`. None where nobody keeps anything."""
+        """Return (round, digest of each layer) of the last check of this peer's replica, to be told after the round to
+        those that keep it, for `hear`. None where nobody keeps one."""
         return self._algorithm.own_digests()
 
     def keepers(self) -> tuple[int, ...]:
-        """Return who keeps a replica of this peer now, ascending."""
+        """Return the peers that keep a replica of this one now, ascending."""
         replicas = self._algorithm.replicas
         return () if replicas is None else replicas.receivers
 
     def hear(self, sender: int, round_: int, digests: Digests) -> None:
-        """Take note of what a neighbour's replica should be after its message of a round."""
+        """Note the digests that a neighbour's replica should have after its message of a round."""
         self._claims[sender] = (round_, digests)
 
     @property
@@ -47,8 +47,8 @@ class ReplicaAgreement:
         return bool(self._claims)
 
     def compare(self) -> tuple[list[Send], list[str]]:
-        """Compare the replicas with what was heard of them, between rounds; return requests for the layers that differ,
-        and a sentence on each neighbour concerned. A request that is lost is made again after the next check."""
+        """Compare the replicas with the digests heard, between rounds; return requests for the layers that differ, and
+        a sentence on each neighbour concerned. A request that is lost is made again after the next check."""
         sends, sentences = [], []
         for sender, (round_, digests) in list(self._claims.items()):
             try:

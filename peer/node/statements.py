@@ -1,7 +1,7 @@
-"""What a peer says of itself or of others and others pass on, with a proof of who says it behind it.
+"""Statements of a peer about itself or others, which others pass on, followed by a proof of their issuer.
 
-See `proto/sottovoce/v1/statement.proto`. Here are the bytes; who signs them, and whether a proof is to be believed, is
-for `Statements` to say, which knows keys and certificates.
+See `proto/sottovoce/v1/statement.proto`. Here are the bytes; `Statements`, which knows keys and certificates, signs
+them and judges proofs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_COUNTER = 1 << 63
 
 
 class Statements(Protocol):
-    """Signs what this peer says, and judges what others say."""
+    """Signs this peer's statements, and judges those of others."""
 
     def sign(self, topic: str, statement: bytes) -> bytes:
         """Return a statement of this peer, with its proof where the run has certificates. The counter in it is higher
@@ -29,13 +29,13 @@ class Statements(Protocol):
         ...
 
     def check(self, topic: str, issuer: int, said: bytes) -> bool:
-        """Return whether it is proven that peer `issuer` said this; where it is not, it is to be believed all the same.
-        Raises SecurityError, with the reason, for what is not. The answer never changes."""
+        """Return whether it is proven that peer `issuer` said this; if not, it is to be believed all the same. Raises
+        SecurityError, with the reason, for a statement not to be believed. The answer never changes."""
         ...
 
     def check_order(self, topic: str, said: bytes) -> bool:
         """Return whether it is proven that an operator said this, as `check` does. Raises SecurityError, with the
-        reason, for what is not to be believed."""
+        reason, for an order not to be believed."""
         ...
 
 
@@ -56,7 +56,7 @@ class Unsigned:
 
 
 def sealed(statement: bytes, proof: pb.Proof) -> bytes:
-    """Return a statement with the proof behind it."""
+    """Return a statement followed by its proof."""
     return statement + pb.Statement(proof=proof).SerializeToString(deterministic=True)
 
 
@@ -69,7 +69,7 @@ def unsealed(said: bytes) -> tuple[bytes, pb.Proof | None]:
             return said, None
         suffix = pb.Statement(proof=message.proof).SerializeToString(deterministic=True)
         statement = said[: -len(suffix)]
-        # Two proofs would be merged into one, and what stands behind a proof is signed by nobody.
+        # Two proofs would be merged into one, and bytes after a proof are signed by nobody.
         if (
             len(suffix) > MAX_PROOF_BYTES
             or not said.endswith(suffix)
@@ -93,9 +93,9 @@ def counter_of(said: bytes) -> int | None:
 
 
 class OwnWords:
-    """What this peer says of members, signed. A replay says it once more, in the same bytes.
+    """This peer's statements about members, signed. A replay repeats them in the same bytes.
 
-    The certificate may be another one by then, and a counter is used once: so the journal holds what was signed.
+    The certificate may be another one by then, and a counter is used once, so the journal holds the signed bytes.
     """
 
     def __init__(self, statements: Statements, prefix: bytes) -> None:
@@ -116,12 +116,12 @@ class OwnWords:
         return signed
 
     def take_new(self) -> tuple[bytes, ...]:
-        """Return what was signed since this was last asked."""
+        """Return the statements signed since the last call."""
         new, self._new = tuple(self._new), []
         return new
 
     def recall(self, signed: Iterable[bytes], *, is_all: bool) -> None:
-        """Say again what was said before, in a replay. `is_all`: nothing else was said. Without anything to recall, new
-        words are signed."""
+        """Repeat former statements, in a replay. `is_all`: there were no others. Without any to recall, new ones are
+        signed."""
         self._recalled = {self._prefix + unsealed(each[len(self._prefix) :])[0]: each for each in signed}
         self._recalls_all = is_all

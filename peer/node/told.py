@@ -1,9 +1,9 @@
-"""What members tell all others alike, as digests that they sign and compare.
+"""Digests of messages that members send all others alike, which they sign and compare.
 
-With `allreduce`, `low-rank` and `parameter-server`, each part of what all are to share has one owner, which tells it
-to all others. An owner that tells two stories would drive their models apart unseen. So every peer keeps a digest of
-what each owner told it in each segment of ten rounds, and of what it told itself, and signs them now and then. Digests
-are of frames as they were sent: what a processor computes of them does not matter.
+With `allreduce`, `low-rank` and `parameter-server`, each shared part has one owner, which tells it to all others. An
+owner that tells two stories would drive their models apart unseen. Every peer therefore keeps a digest of each owner's
+frames in each segment of ten rounds, and of its own, and signs them now and then. Digests are of frames as sent, so
+that they do not depend on a processor's arithmetic.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from peer.node.statements import Statements, unsealed
 from peer.proto.sottovoce.v1 import note_pb2 as pb
 
 TOLD = "told"
-"""Topic of these notes, and of what is signed."""
+"""Topic of these notes and of their signatures."""
 SEGMENT_ROUNDS = 10
 KEPT_SEGMENTS = 32
-"""So many digests are kept of each owner: twice those in a note, for notes of peers that are ahead or behind."""
+"""Digests kept of each owner: twice those in a note, for notes of peers that are ahead or behind."""
 MOST_SEGMENTS = 16
-"""In one note."""
+"""Most segments in one note."""
 MAX_NOTE_BYTES = 8 * 1024
-"""Of a note without its proof, where it is about more than one segment."""
+"""Most bytes of a note about more than one segment, without its proof."""
 DIGEST_BYTES = 16
 UNKNOWN = bytes(DIGEST_BYTES)
-"""Stands for the digest that a peer does not know: it joined in that segment, or began to count in it."""
+"""Stands for a digest that a peer does not know: it joined in that segment, or began to count in it."""
 _LONG_FRAME = 1 << 20
 _MOST_OWNERS = 1 << 16
 _MOST_SEGMENT = 1 << 60
@@ -49,16 +49,16 @@ def digest(frame: bytes) -> bytes:
 
 
 class ToldParts:
-    """What each owner has told this peer, and this peer all others. A replay leads to the same digests.
+    """Digests of what each owner has told this peer, and this peer all others. A replay leads to the same digests.
 
     Digests of segments that are over may be read while another thread adds to them.
     """
 
     def __init__(self, rounds: int) -> None:
-        """`rounds`: how many the run has; the last segment may have fewer."""
+        """`rounds`: rounds of the run; the last segment may have fewer than the others."""
         self._rounds = rounds
         self._since = 0
-        """The first round of which everything was counted here."""
+        """The first round that was counted whole here."""
         self._closed = -1
         self._open: dict[tuple[int, int, int], bytes] = {}
         """(round, phase, owner) → digest of a frame."""
@@ -67,12 +67,12 @@ class ToldParts:
         self._segments: dict[int, Mapping[int, bytes]] = {}
 
     def hear(self, owner: int, round_: int, phase: int, frame: bytes) -> None:
-        """Count a frame that all are to get alike. The first one counts of those of one round and phase."""
+        """Count a frame that all are to get alike. Of those of one round and phase only the first counts."""
         if round_ > self._closed and (round_, phase, owner) not in self._open:
             self._open[round_, phase, owner] = digest(frame)
 
     def close(self, round_: int) -> None:
-        """End a round: what was told in it is complete."""
+        """End a round, whose frames are complete."""
         if round_ != self._closed + 1:
             # This peer has just joined.
             self._since, self._chains = round_ + 1, {}
@@ -117,21 +117,21 @@ def _read(listed: Iterable[Sequence[Any]]) -> dict[int, bytes]:
 
 @dataclass(frozen=True)
 class ToldNote:
-    """What a peer says that it told, and that it was told."""
+    """A peer's note of the digests of frames that it sent and that it was sent."""
 
     peer: int
     digests: Mapping[int, Mapping[int, bytes]]
-    """Segment → owner → digest; without those that it does not know."""
+    """Segment → owner → digest, without unknown ones."""
     said: bytes = field(default=b"", compare=False, repr=False)
-    """As it goes to others, with the proof of the peer."""
+    """The note as sent to others, with the proof of the peer."""
 
     @property
     def newest(self) -> int:
-        """The last segment that it is about."""
+        """The last segment in it."""
         return max(self.digests)
 
     def contradicts(self, other: ToldNote) -> bool:
-        """Whether two notes of one peer say different things about what it told itself."""
+        """Whether two notes of one peer differ about its own frames."""
         me = self.peer
         common = self.digests.keys() & other.digests.keys()
         pairs = ((self.digests[each].get(me), other.digests[each].get(me)) for each in common)
@@ -139,7 +139,7 @@ class ToldNote:
 
 
 def encode_told(peer: int, segments: Mapping[int, Mapping[int, bytes]]) -> bytes | None:
-    """Return the newest of these segments, consecutive ones; None where there is none."""
+    """Return a note of the newest consecutive segments; None where there is none."""
     if not segments:
         return None
     newest = first = max(segments)
@@ -153,7 +153,7 @@ def encode_told(peer: int, segments: Mapping[int, Mapping[int, bytes]]) -> bytes
 
 
 def decode_told(said: bytes) -> ToldNote:
-    """Return what a note says; whose it is, is yet to be checked. Raises SecurityError for what is none."""
+    """Return a decoded note, whose issuer is yet to be checked. Raises SecurityError for other bytes."""
     statement, _ = unsealed(said)
     try:
         message = pb.ToldNote.FromString(statement)
@@ -190,27 +190,27 @@ def check_equivocation(statements: Statements, subject: int, said: Sequence[byte
 
 
 class Comparison:
-    """Compares what this peer was told with what others say, and finds who told two stories."""
+    """Compares the frames that this peer was sent with the notes of others, and finds owners that told two stories."""
 
     def __init__(self, peer: int, told: ToldParts, statements: Statements) -> None:
         self._peer, self._told, self._statements = peer, told, statements
         self._notes: dict[int, ToldNote] = {}
         """Member → its newest note."""
         self._agreed: dict[int, ToldNote] = {}
-        """Member → the newest of its notes that agreed with what it told this peer."""
+        """Member → the newest of its notes that agreed with its frames to this peer."""
         self.confirmed: dict[int, int] = {}
-        """Member → up to which segment it says that it told, and was told, what this peer was told."""
+        """Member → last segment up to which its note agrees with the frames that this peer was sent."""
         self.differs: dict[int, int] = {}
-        """Member → an owner of which it says something else than this peer heard. Where that is itself, it has signed
-        something else than it told."""
+        """Member → an owner about whose frames its note differs from this peer's. If that is itself, it has signed
+        something else than it sent."""
         self._shown: set[bytes] = set()
         """Notes that others were shown, while anything differs."""
         self.proofs: dict[int, tuple[bytes, bytes]] = {}
         """Member → two of its notes that contradict each other."""
 
     def own_note(self, members: Collection[int]) -> bytes | None:
-        """Return the note to tell the other members, signed; None where there is nothing to say yet. It is about them
-        alone: of a peer that is lost, some have heard what others have not."""
+        """Return the signed note for the other members; None where there is nothing to say yet. It is about them alone:
+        only some have heard a lost peer's last frames."""
         concerned = {*members, self._peer}
         segments = {
             segment: {owner: told[owner] for owner in told.keys() & concerned}
@@ -227,7 +227,7 @@ class Comparison:
         return note.peer != self._peer and (known is None or known.newest < note.newest or is_contradiction)
 
     def take(self, note: ToldNote) -> None:
-        """Take a note that is news, of whom it says that it is, or who is believed where nothing is signed."""
+        """Take a note that is news and whose issuer is proven, or believed where nothing is signed."""
         for kept in (self._notes.get(note.peer), self._agreed.get(note.peer)):
             if kept is not None and kept.contradicts(note) and note.peer not in self.proofs:
                 with contextlib.suppress(SecurityError):
@@ -238,9 +238,9 @@ class Comparison:
             self._notes[note.peer] = note
 
     def look(self, members: Collection[int]) -> list[bytes]:
-        """Compare the notes of the other members with what was told here by now; return those that all should see,
-        since somebody was told something else by those who signed them. Of peers that are no members any more, some may
-        have heard what others have not."""
+        """Compare the notes of the other members with the frames counted here by now; return those that all should see,
+        because their issuers told somebody something else. Former members are left out: only some may have heard their
+        last frames."""
         segments, concerned = self._told.segments, {*members, self._peer}
         self.differs = {}
         for member in sorted(self._notes.keys() & {*members}):
@@ -253,7 +253,7 @@ class Comparison:
                 if segments[segment].get(owner) != note.digests[segment][owner]
             }
             if other:
-                # Itself before others: what it has told is its own word.
+                # Itself before others: its own frames are its own word.
                 self.differs[member] = member if member in other else min(other)
             else:
                 self.confirmed[member] = max([self.confirmed.get(member, -1), *common])
