@@ -42,8 +42,11 @@ def tell(lie: Callable[[Caller], Awaitable[None]], words: str, *, frames: list[b
         async with running(listener):
             async with Caller(listener.port) as caller:
                 await caller.greet()
-                await lie(caller)
-                verdict = await caller.verdict()
+                # Read beside the lie: a write that fails because the link has ended takes along what is unread.
+                reading = asyncio.create_task(caller.verdict())
+                with contextlib.suppress(StreamLost):
+                    await lie(caller)
+                verdict = await reading
                 assert verdict.kind == pb.Close.VIOLATION
                 assert words in verdict.reason
             await until(lambda: not listener.is_up(1))
@@ -309,9 +312,8 @@ def test_frames_outside_the_sequence_are_under_credit_too() -> None:
 @pytest.mark.usefixtures("no_allowance_grows")
 def test_a_flood_of_empty_envelopes_ends_the_link() -> None:
     async def lie(caller: Caller) -> None:
-        with contextlib.suppress(StreamLost):
-            for _ in range(1500):
-                await caller.send(pb.Envelope())
+        for _ in range(1500):
+            await caller.send(pb.Envelope())
 
     tell(lie, "it floods this peer: more than 500 messages")
 
@@ -320,9 +322,8 @@ def test_a_flood_of_empty_envelopes_ends_the_link() -> None:
 def test_a_flood_of_notes_ends_the_link() -> None:
     async def lie(caller: Caller) -> None:
         note = pb.Envelope(bulletins=[pb.Bulletin(topic="evaluation", data=b"x" * (60 * KB))])
-        with contextlib.suppress(StreamLost):
-            for _ in range(30):
-                await caller.send(note)
+        for _ in range(30):
+            await caller.send(note)
 
     tell(lie, "it floods this peer: more than 500 messages or kB a second beside frames")
 
