@@ -403,14 +403,15 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
     /* Tiles read rows of a line of the cache each, and up to 63 bytes past the end of a window. Behind the frames lie the
        weights of a tile, where they are widened. */
     const size_t framed = ((size_t)together * frame + 2 * 64) / 64 * 64, widened = size > 1 ? block * size : 0;
-    uint8_t *room = malloc(framed + widened + 64), *frames = room + (-(uintptr_t)room & 63);
-    int8_t *const wide = (int8_t *)(frames + framed);
+    uint8_t *room = malloc(framed + widened + 64);
     size_t *starts = malloc(2 * pixels_together * sizeof *starts);
     if (room == NULL || starts == NULL) {
         free(room);
         free(starts);
         return -1;
     }
+    uint8_t *const frames = room + (-(uintptr_t)room & 63);
+    int8_t *const wide = (int8_t *)(frames + framed);
     size_t *at = starts + pixels_together;
     int laid = 0;
 

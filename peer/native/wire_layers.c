@@ -92,10 +92,11 @@ static int64_t write_entropy(const int64_t *gaps, const int64_t *counts, const i
     }
     if (n < WORTH_MODELLING) return 0;
     const int width = bit_length((uint64_t)largest), direct = width > 4 ? 4 : width < 2 ? 2 : width;
-    int64_t *plain = malloc((n + spans) * sizeof *plain), *held = plain + n;
-    uint8_t *tokens = malloc(n + spans), *groups = tokens + n;
+    int64_t *plain = malloc((n + spans) * sizeof *plain);
+    uint8_t *tokens = malloc(n + spans);
     if (plain == NULL || tokens == NULL) goto done;
-    int64_t *to = plain;
+    int64_t *held = plain + n, *to = plain;
+    uint8_t *groups = tokens + n;
     for (uint64_t layer = 0, span = 0; layer < layers; gaps += counts[layer++]) {
         if (codes[layer] > MAX_RICE || counts[layer] == 0) continue;
         memcpy(to, gaps, (size_t)counts[layer] * sizeof *to);
