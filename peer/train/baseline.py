@@ -15,7 +15,7 @@ from peer.train.task import Task
 
 @dataclass(frozen=True)
 class Baseline:
-    """What one process reached."""
+    """The result of one process."""
 
     evaluation: Evaluation
     """On the common test set, after the last step."""
@@ -35,7 +35,7 @@ def single_process(
     device: str = "cpu",
     base: Path | None = None,
 ) -> Baseline:
-    """Train one process on the whole training set, hold-outs included, and return what it reached.
+    """Train one process on the whole training set, hold-outs included, and return the result.
 
     It starts where the peers start and takes the same number of steps with the same schedule, momentum and, unless
     `batch_size` is given, batch size; so it sees as many samples as one peer does. `batch_size` times the number of

@@ -1,9 +1,9 @@
 """Training in bfloat16: 16-bit operands and activations around float32 parameters.
 
 torch's autocast gives every convolution, linear layer and product of matrices inside the model's `forward` operands in
-bfloat16; the processor adds up in float32 and rounds the result. What lies between them passes bfloat16 on, and norms
-add up in float32. The model returns float32, so the loss, and all that follows from it outside of the model, is
-computed as ever: gradients come back as float32, each rounded once by the product that made it.
+bfloat16; the processor adds up in float32 and rounds the result. Operations between them pass bfloat16 on, and norms
+add up in float32. The model returns float32, so the loss, and everything computed from it outside the model, is
+unchanged: gradients come back as float32, each rounded once by the product that made it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _channels_last(value: Any) -> Any:
 
 
 def _widened(result: Any) -> Any:
-    """Return what a model returned with every bfloat16 tensor in float32, in tuples, lists and dicts as well."""
+    """Return a model's output with every bfloat16 tensor in float32, in tuples, lists and dicts as well."""
     if isinstance(result, torch.Tensor):
         return result.float() if result.dtype == torch.bfloat16 else result
     if type(result) in (tuple, list):

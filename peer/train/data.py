@@ -134,8 +134,8 @@ class Classification:
     measures: Callable[[torch.nn.Module, Batch], dict[str, torch.Tensor]] | None = None
     """Returns the values of a batch that `metrics` are computed from."""
     meaning: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What its numbers stand for, by kind ("classes", "features", …): names in their order. Devices with other names of
-    a kind refuse each other."""
+    """Meaning of its numbers, by kind ("classes", "features", …): names in their order. Devices with other names of a
+    kind refuse each other."""
     _read: dict[str, Data] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def make_model(self, layers: Layers = FULL_PRECISION) -> torch.nn.Module:

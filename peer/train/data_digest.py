@@ -17,7 +17,7 @@ _LOOKED_INTO = 16
 def data_digest(data: Data) -> bytes:
     """Return 16 bytes that depend on the labels, their order, and the content of a few samples.
 
-    Of content only the mean of each tensor counts, to two digits: processors and decoders of images round differently.
+    Only the mean of each sample tensor counts, to two digits: processors and decoders of images round differently.
     """
     hasher = hashlib.sha256(b"sottovoce data 1\n")
     hasher.update(data.labels.numpy().astype("<i8").tobytes())

@@ -1,4 +1,4 @@
-"""How well a model does on samples: which are right, the mean loss, and the metrics of an own task."""
+"""Quality of a model on samples: those it gets right, the mean loss, and the metrics of an own task."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVALUATION_BATCH = 256
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How many samples of each class a model gets right."""
+    """Number of samples of each class that a model gets right."""
 
     correct: npt.NDArray[np.int64]
     """int64[classes]; one entry where the task has no classes."""

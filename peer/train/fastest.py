@@ -1,8 +1,8 @@
-"""Which precision is the fastest for a model on this machine, measured by a few training steps.
+"""Choice of the fastest precision for a model on this machine, measured by a few training steps.
 
 The steps of all precisions take turns, so that other work on the machine slows them all, and the medians are compared.
-On a CPU, where torch computes in the calling thread, it is the processor time of that thread that counts: in wall time,
-other peers that start on the machine would decide. Nothing of the trainers that are measured stays.
+On a CPU, where torch computes in the calling thread, the processor time of that thread counts: in wall time, other
+peers that start on the machine would decide. Nothing of the measured trainers stays.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def fastest(open_trainer: Callable[[Precision], Trainer]) -> PrecisionChoice:
 
 
 def choose(steps: Mapping[Precision, Callable[[int], object]], clock: Callable[[], float]) -> PrecisionChoice:
-    """Return the precision whose `steps[precision](turn)` takes least time by `clock`, in seconds, median of turns. Of
-    equals it is the first."""
+    """Return the precision whose `steps[precision](turn)` takes least time by `clock`, in seconds, median of turns. The
+    first of equals wins."""
     for step in steps.values():
         for turn in range(_WARM_UP):
             step(turn)
@@ -74,7 +74,7 @@ def choose(steps: Mapping[Precision, Callable[[int], object]], clock: Callable[[
             before = clock()
             steps[precision](turn)
             taken[precision].append(clock() - before)
-        # Whoever comes first in a turn finds other caches than the last.
+        # The first in a turn finds other caches than the last.
         order = order[1:] + order[:1]
     medians = {precision: statistics.median(seconds) for precision, seconds in taken.items()}
     return PrecisionChoice(min(medians, key=medians.__getitem__), medians)

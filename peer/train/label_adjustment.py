@@ -1,14 +1,13 @@
-"""Logit adjustment: a local step that knows in which shares its peer draws the classes.
+"""Logit adjustment: a local step that knows the class shares of its peer's samples.
 
-A peer with skewed data learns first of all which classes it has, and carries that into the models of all. Here it
-trains on
+A peer with skewed data first learns which classes it has, and carries that into all models. Here it trains on
 
     −log( r_y e^{f_y} / Σ_c r_c e^{f_c} ),    r_c = q_c / p_c,
 
-where q_c is the share of class c in what the peer draws and p_c its share in the whole training set. What the peer's
-own shares say of a sample is given, and f learns the rest: it is judged and exported as it is, for data whose classes
-have the shares p. Every peer computes p from the labels that are dealt, so nothing is told to others. Where data is not
-dealt, p is declared (`declared_shares`), or the mean of what the devices tell (`mean_shares`).
+where q_c is the share of class c in the peer's samples and p_c its share in the whole training set. The effect of the
+peer's own shares is given, and f learns the rest: it is evaluated and exported as it is, for data whose classes have
+the shares p. Every peer computes p from the labels that are dealt, so nothing is told to others. Where data is not
+dealt, p is declared (`declared_shares`), or the mean of the devices' reports (`mean_shares`).
 
 For classes that the peer does not have, r_c is 1: they are the others that its samples are told from, as in the plain
 loss. By the equation they would stay out of the sum, and then a peer with one class learns nothing (digits, skew 1, 400
@@ -55,7 +54,7 @@ class AdjustableTask(Task, Protocol):
 
 
 class LabelAdjustment:
-    """What is added to the logits of each sample that a peer draws: log r_c, 0 for classes that it does not have."""
+    """Addend of the logits of each sample that a peer draws: log r_c, 0 for classes that it does not have."""
 
     def __init__(self, schedule: BatchSchedule, quotas: ClassQuotas, shares: Float64Array) -> None:
         """`quotas` are those of the schedule, `shares: float64[classes]` is p."""

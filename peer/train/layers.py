@@ -22,7 +22,7 @@ Modules: TypeAlias = Mapping[str, nn.Module]
 
 
 class Layers(Protocol):
-    """A factory of layers. What it returns is opaque until `network` makes a module of it that computes."""
+    """A factory of layers. Its products are opaque until `network` makes a computing module of them."""
 
     def linear(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Module:
         """Return a linear layer over the last dimension, with parameters `weight` and `bias` as `nn.Linear`."""

@@ -108,8 +108,8 @@ def step_size_decay(rates: Iterable[float]) -> tuple[float, ...]:
     """Return C_α of each round k: the smallest for which γ_i / γ_j ≤ C_α wherever i ≤ j ≤ k (Moniqua, Theorem 2, with
     η_α = 1).
 
-    θ_k bounds distances that the steps up to round k led to, and a run may end with any round. So later rounds do not
-    count; with them, a cosine over 1,000 rounds would make the first bounds 4·10⁵ times larger. `rates` are the γ of a
+    θ_k bounds distances that the steps up to round k led to, and a run may end with any round, so later rounds do not
+    count. With them, a cosine over 1,000 rounds would make the first bounds 4·10⁵ times larger. `rates` are the γ of a
     run in order, all above 0.
     """
     decays, largest, decay = [], 0.0, 1.0

@@ -59,7 +59,7 @@ _TRIED = 8
 
 @dataclass(frozen=True)
 class LocalStep:
-    """What a round's local steps came to."""
+    """The result of a round's local steps."""
 
     gradient: Vector
     """G: momentum and weight decay included, summed over the local steps; float32[n]. Read only, and good until the
@@ -68,7 +68,7 @@ class LocalStep:
     """Mean over the local steps of the mean loss of the batch, logit adjustment included, before each step. None of
     private steps: it tells of the samples."""
     samples: int
-    """Of private steps, how many were to be expected."""
+    """Samples in the local steps; the expected number for private steps."""
 
 
 class Trainer:
@@ -156,7 +156,7 @@ class Trainer:
 
     @property
     def meanings(self) -> tuple[Meaning, ...]:
-        """What the numbers in the data of this device stand for, as far as the task knows."""
+        """Meaning of the numbers in this device's data, as far as the task knows."""
         return meanings_of(getattr(self.task, "meaning", {}))
 
     def initial_vector(self) -> Vector:
@@ -276,8 +276,8 @@ class Trainer:
         return tuple(np.bincount(labels, minlength=max(1, self.task.num_classes)).tolist())
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what the next round reads beside z: momentum, the buffers of the model, the frozen parameters that its
-        code has moved, and an entry that says that labels are adjusted for, if they are.
+        """Return the state that the next round reads beside z: momentum, the buffers of the model, the frozen
+        parameters that its code has moved, and an entry that says that labels are adjusted for, if they are.
 
         The vectors of the momentum are its own, not copies: write them out before the next local step.
         """

@@ -1,4 +1,4 @@
-"""Where tensors lie: operators may give other bits for operands that start on other bytes, so every tensor that the
+"""Alignment of tensors: operators may give other bits for operands that start on other bytes, so every tensor that the
 local step reads lies in memory of its own that starts on 64 bytes."""
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from peer.records import ACCURACY, Better, Criterion
 Means = Mapping[str, float]
 LOSS = "loss"
 MOST_METRICS = 16
-"""Of one task: notes to other peers hold so many figures at most."""
+"""Most metrics of one task: notes to other peers hold no more figures."""
 MOST_CHARACTERS = 24
-"""Of a name: terminals and tables have no room for more."""
+"""Longest name: terminals and tables have no room for more."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Metric:
     of: Callable[[Means], float]
     """From the means of what the task's `measure` returned, by name, to the figure."""
     better: Better = "higher"
-    """Which values are better."""
+    """Whether higher or lower values are better."""
 
     @property
     def criterion(self) -> Criterion:
@@ -79,7 +79,7 @@ class MeanValues:
 
 
 def why_no_metrics(metrics: object) -> str | None:
-    """Return what is wrong with a task's attribute `metrics`; None where nothing is."""
+    """Return the fault of a task's attribute `metrics`; None if it has none."""
     if not isinstance(metrics, tuple | list) or not all(isinstance(metric, Metric) for metric in metrics):
         return "must be a tuple of peer.train.metrics.Metric"
     names = [metric.name for metric in metrics]

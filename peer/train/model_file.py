@@ -27,8 +27,8 @@ def save_model(
     """Write the model's state_dict, beside the final name first, so that no reader sees half a file.
 
     A strict `load_state_dict` takes the file: tensors that the model holds under several names are written under each.
-    What is no tensor, such as some `_extra_state`, is left out; `not_in_files` names it.
-    `names`: entries to write, where the model is to be loaded that has only these; by default all.
+    Values that are no tensors, such as some `_extra_state`, are left out; `not_in_files` names it. `names`: entries to
+    write, where the model is to be loaded that has only these; by default all.
     """
     write_tensors(state_tensors(model, names), path, metadata={"format": "pt", **(metadata or {})})
 
@@ -72,7 +72,7 @@ class TensorSlice(Protocol):
 
 
 class TensorFile(Protocol):
-    """What safetensors leaves untyped of a file that is open for reading."""
+    """Interface of an open safetensors file, which the library leaves untyped."""
 
     def keys(self) -> list[str]: ...
     def metadata(self) -> dict[str, str] | None: ...
@@ -82,7 +82,7 @@ class TensorFile(Protocol):
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[TensorFile]:
-    """Open a safetensors file for reading; whatever is wrong with it, also later, becomes a DataError that names it."""
+    """Open a safetensors file for reading; any fault of it, also later, becomes a DataError that names it."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield file

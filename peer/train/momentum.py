@@ -106,7 +106,7 @@ class Momentum:
         self._direction = None
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what must survive a crash: the moments that the kind keeps, and Adam's number of steps."""
+        """Return the state that must survive a crash: the kind's moments, and Adam's number of steps."""
         vectors = {"m": self._m, "v": self._v}
         state = {name: vector for name, vector in vectors.items() if vector is not None}
         return {"steps": np.array([self._steps], np.int64), **state}

@@ -1,7 +1,7 @@
-"""What moves in a model beside the parameters that are trained: its buffers, and frozen copies that its code moves.
+"""Changing state of a model beside its trained parameters: buffers, and frozen copies that its code moves.
 
 A buffer may be None until the first batch, or grow with the longest sequence. A momentum encoder, a target network or a
-mean teacher requires no gradient and yet is another one after each step. Both are part of what a run goes on with.
+mean teacher requires no gradient and yet changes in each step. Both are part of the state that a run resumes from.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for buffer, value in values:
-            # What was made under inference mode is written to under it alone.
+            # Tensors made under inference mode can be written to only under it.
             with torch.no_grad(), torch.inference_mode(buffer.is_inference()):
                 if buffer.shape != value.shape:
                     buffer.resize_(value.shape)

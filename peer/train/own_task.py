@@ -135,7 +135,7 @@ class OwnTask:
         return self._scalar(loss, self.inner.loss)
 
     def adjusted_loss(self, model: torch.nn.Module, batch: Batch, adjustment: torch.Tensor) -> torch.Tensor:
-        """Return what the task's own `adjusted_loss` returns; to be called where the task has one."""
+        """Return the result of the task's own `adjusted_loss`; to be called only if the task has one."""
         inner: Any = self.inner
         with self.code.runs():
             loss = inner.adjusted_loss(model, self.form.own(batch), adjustment)

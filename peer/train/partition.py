@@ -40,18 +40,18 @@ KINDS: Mapping[str, str] = {
 """One sentence for each kind of split."""
 
 FORMAT = 1
-_MOST_BYTES = 1 << 30
-"""Of a manifest, which holds a number for each sample."""
 """Version of the manifest file and of the bytes under its digest."""
+_MOST_BYTES = 1 << 30
+"""Largest manifest, which holds a number for each sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """Who holds which samples."""
+    """The samples of each peer."""
 
     kind: str
     settings: Mapping[str, float | int]
-    """What that kind uses: skew, alpha or labels_per_peer; and holdout_fraction."""
+    """Settings of the kind: skew, alpha or labels_per_peer; and holdout_fraction."""
     seed: int
     labels_digest: str
     """Hex SHA-256 of the labels that were split."""
@@ -228,9 +228,9 @@ def _deal_by_skew(labels: IntArray, num_peers: int, skew: float, seed: int) -> I
     """Return int64[m], the owner of each sample, for a degree of skew in [0, 1].
 
     "We first randomly sample 80% of each class from the training data and then sort the sampled data as per its label.
-    First 20 examples from the sorted data are assigned to node 1, the next 20 to node 2 and so on. The remaining 20%
-    of the data is randomly distributed" (Sparse-Push, section 5, for a skew of 0.8). What is left over by rounding is
-    dealt so that the sizes of two peers differ by one sample at most.
+    First 20 examples from the sorted data are assigned to node 1, the next 20 to node 2 and so on. The remaining 20% of
+    the data is randomly distributed" (Sparse-Push, section 5, for a skew of 0.8). Samples left over by rounding are
+    dealt so that the sizes of two peers differ by at most one.
     """
     if not 0 <= skew <= 1:
         raise ConfigError("is out of range", key="data.skew", value=skew, valid="0 (dealt at random) to 1 (sorted)")
@@ -392,7 +392,7 @@ def _dirichlet(alpha: float, rows: int, columns: int, seed: int) -> Float64Array
 
 
 class _Draw(enum.IntEnum):
-    """What the streams of a partition are for; part of what makes splits stay as they are."""
+    """Purposes of a partition's random streams; part of what keeps splits the same."""
 
     ORDER = 0
     REST = 1

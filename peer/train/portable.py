@@ -36,8 +36,8 @@ _EXAMPLE = 4
 _QUANTIZED = ["Conv", "Gemm", "MatMul"]
 """Operators of ONNX whose operands become int8."""
 _TOLERANCE = 1e-3
-"""How far an output in ONNX may be from PyTorch's, relative to the largest: both add up float32 in orders of their
-own."""
+"""Allowed difference between an output in ONNX and in PyTorch, relative to the largest: both add up float32 in orders
+of their own."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Example:
 
     inputs: tuple[torch.Tensor, ...]
     names: tuple[str, ...]
-    """Of keyword arguments, where batches are dicts; otherwise empty."""
+    """Names of keyword arguments, where batches are dicts; otherwise empty."""
     free: tuple[frozenset[int], ...]
-    """Of each input the dimensions whose size is not fixed."""
+    """Dimensions of each input whose size is not fixed."""
 
     @property
     def arguments(self) -> tuple[torch.Tensor, ...]:
@@ -105,7 +105,7 @@ def save_onnx(program: torch.export.ExportedProgram, path: Path, name: str) -> N
         converted = torch.onnx.export(program, dynamo=True, verbose=False)
         assert converted is not None
         for node in converted.model.graph:
-            # How each node came about is as large as small models, and of no use elsewhere.
+            # The record of each node's origin is as large as small models, and of no use elsewhere.
             node.metadata_props.clear()
         converted.save(str(beside), external_data=False)
 

@@ -5,13 +5,13 @@ probability q, independently of the others, and the gradient is
 
     (Σ_i g_i · min(1, C / ‖g_i‖₂) + N(0, σ² C² I)) / (q m),    m the number of own samples.
 
-The divisor is the expected size of a batch: the true one would tell which samples there are. What momentum, averaging
-and compression make of that gradient is post-processing. ε is accounted for in `privacy_budget`.
+The divisor is the expected size of a batch: the true one would tell which samples there are. Momentum, averaging and
+compression of that gradient are post-processing. ε is accounted for in `privacy_budget`.
 
 Sampling and noise are the output of SHAKE-256 under a secret key, not of the generators of `peer.random`, whose 64-bit
 keys are no secret. Sampling is a function of (secret, round, local step, z), and noise of the clipped sum and its own
-size as well. So a round that is repeated as it was has the same bits, and one that comes to another sum, from another z
-or with other settings, has other noise: the same noise would cancel in the difference.
+size as well. A round repeated unchanged therefore has the same bits, and one with another sum, from another z or with
+other settings, has other noise: the same noise would cancel in the difference.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SECRET_FILE = "secret.json"
 """In the state folder of a peer whose local steps are private."""
 _SAMPLING, _NOISE = b"sampling", b"noise"
 _MOST_NUMBERS = 1 << 25
-"""Of the gradients of samples that are in memory together."""
+"""Most numbers in the gradients of samples that are in memory together."""
 _BELOW = 1.0 - 2.0**-20
 """Clipped a little below C, so that rounding to float32 does not lead above it."""
 _BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
@@ -47,14 +47,14 @@ _BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d
 
 @dataclass(frozen=True)
 class GaussianMechanism:
-    """What makes the local steps of one peer private."""
+    """The mechanism that makes the local steps of one peer private."""
 
     noise_multiplier: float
     """σ."""
     clip_norm: float
     """C."""
     secret: bytes = field(repr=False)
-    """SECRET_BYTES that nobody else knows. Whoever knows them can take the noise away."""
+    """SECRET_BYTES that nobody else knows. Anybody who knows them can take the noise away."""
 
     def draws(self, z: npt.NDArray[np.float32], t: int, local: int) -> PrivateDraws:
         """Return the random numbers of one local step from `z: float32[n]`."""

@@ -1,4 +1,4 @@
-"""Which samples a batch holds: a function of seed, peer and step number, with no position to save."""
+"""The samples of a batch: a function of seed, peer and step number, with no position to save."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BatchDraw:
 
 
 class ClassQuotas:
-    """How often a pass over a shard of m samples draws each class: m draws in all, in proportion to n_c^(1−α).
+    """Draws of each class in a pass over a shard of m samples: m draws in all, in proportion to n_c^(1−α).
 
     α = 0 draws every sample once. α = 1 draws every class of the shard equally often: it leaves some samples of large
     classes to later passes and repeats those of small ones.

@@ -57,14 +57,14 @@ for every page each time."""
 
 @dataclass(frozen=True)
 class StackedStep:
-    """What a round's local steps came to, a row for each peer."""
+    """The result of a round's local steps, a row for each peer."""
 
     gradients: Matrix
     """G of each peer, float32[peers, n]: read only, and good until the next local step."""
     losses: npt.NDArray[np.float64]
     """float64[peers], as `LocalStep.loss`."""
     samples: int
-    """Of each peer."""
+    """Samples of each peer."""
 
 
 class StackedTrainer:
@@ -87,8 +87,8 @@ class StackedTrainer:
 
         `how` "auto" computes one peer after the other where stacking does not pay: models with convolutions on a CPU,
         which become grouped convolutions (measured: no faster for ResNet-20). Networks in 8 bits are computed so in any
-        case: their ranges and codes are those of one peer. So are convolutions in bfloat16 on a CPU, whose images lie
-        with their channels last. Raises what `Trainer` raises.
+        case: their ranges and codes are those of one peer. The same holds for convolutions in bfloat16 on a CPU, whose
+        images lie with their channels last. Raises what `Trainer` raises.
         """
         self.task, self.options, self.seed = task, options, seed
         self.device, self._base = open_device(device), base or Path()
@@ -127,7 +127,7 @@ class StackedTrainer:
         self._engine: _Stacked | _OneByOne = engine(task, loss, model, trained, self.num_peers, seed)
         size = self.num_peers if self.device.type == "cuda" else max(1, _NUMBERS_AT_ONCE // self.layout.size)
         self.groups = [range(first, min(first + size, self.num_peers)) for first in range(0, self.num_peers, size)]
-        """The peers that are computed together. What a peer's gradient is, to the last bit, depends on its group."""
+        """The peers that are computed together. The last bits of a peer's gradient depend on its group."""
         self._group_size = size
         self._momenta = [make_momentum(options) for _ in self.groups]
 
@@ -192,7 +192,7 @@ class StackedTrainer:
             if steps > 1:
                 total = direction.copy() if total is None else np.add(total, direction, out=total)
         assert direction is not None
-        # Of many groups, only those whose steps are in use keep their directions.
+        # Only groups whose steps are in use keep their directions.
         momentum.free_scratch()
         return StackedStep(direction if total is None else total, losses / steps, steps * self.options.batch_size)
 
@@ -219,7 +219,7 @@ class StackedTrainer:
         return self._engine.evaluate(peer, z, self._test, np.arange(len(self._test), dtype=np.int64))
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what the next round reads beside z, of all peers; see `Trainer.state`."""
+        """Return the state that the next round reads beside z, of all peers; see `Trainer.state`."""
         states = [momentum.state() for momentum in self._momenta]
         state = {
             f"momentum.{name}": value if name == "steps" else np.concatenate([each[name] for each in states])
@@ -316,7 +316,7 @@ class _Stacked:
     def evaluate_all(self, z: Matrix, data: Data) -> list[Evaluation]:
         """Return the evaluation of all peers on the same samples."""
         if metrics_of(self._task):
-            # What an own task measures may have any shape, which vmap does not take.
+            # An own task's metrics may have any shape, which vmap does not take.
             everything = np.arange(len(data), dtype=np.int64)
             return [self.evaluate(peer, z[peer], data, everything) for peer in range(len(z))]
         return [

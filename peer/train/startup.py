@@ -1,9 +1,9 @@
-"""How a process imports the libraries of a peer: what takes time at every start and serves no peer is left out.
+"""Fast imports of a peer's libraries: modules that take time at every start and serve no peer are left out.
 
 Torch imports packages that a peer never asks for, above all the modules that describe every operator to tensors without
 data (the device "meta", torch.compile): a quarter of its import and 18 MB. Here they stay empty until something in them
-is asked for, and so do the layers of 8-bit training. What the modules of torch register when they are executed nobody
-asks for by name, so `complete_torch` executes all before the code of a user's own task runs, which may have such
+is asked for, and so do the layers of 8-bit training. Nobody asks by name for the registrations that torch's modules
+make when executed, so `complete_torch` executes all before the code of a user's own task runs, which may have such
 tensors.
 """
 

@@ -1,4 +1,4 @@
-"""What norm layers know of the batches that they have seen, for a model that nobody trained: the average of all peers.
+"""Norm layers' statistics of the batches seen, for a model that nobody trained: the average of all peers.
 
 The policy. Running statistics of norms and running ranges of 8-bit layers are buffers, and buffers are local: a peer's
 come from its own batches and lie in its checkpoints, and no message holds them. A peer's model is evaluated and

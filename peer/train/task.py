@@ -1,4 +1,4 @@
-"""What a task is: a model, a loss and data. The one interface between Sottovoce and your own model.
+"""A task: a model, a loss and data. The one interface between Sottovoce and your own model.
 
 Write a function that returns an object with these members and name it in the configuration as
 `training.task = "package.module:make_task"`; `training.task_options` are its keyword arguments. See

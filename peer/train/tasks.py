@@ -82,7 +82,7 @@ class TaskInfo:
 
 
 _MOST_CLASSES = 20
-"""Whose samples are counted in a sentence."""
+"""Most classes whose samples are counted in a sentence."""
 _DIGITS = Path(__file__).parent / "datasets" / "digits"
 
 
@@ -245,7 +245,7 @@ def senteval_length(
 
 @dataclass(frozen=True)
 class _Text:
-    """What the tasks on sentences share."""
+    """Shared members of the tasks on sentences."""
 
     name: str
     num_classes: int
@@ -290,7 +290,7 @@ class _Text:
 
 @dataclass(frozen=True, kw_only=True)
 class _Cifar:
-    """Where a CIFAR data set lies; both splits are read at once, for an archive has to be read to its end anyway."""
+    """Location of a CIFAR data set; both splits are read at once, for an archive has to be read to its end anyway."""
 
     directory: str = field(kw_only=False)
     layout: CifarLayout
@@ -299,7 +299,7 @@ class _Cifar:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     test_images: int | None = None
-    """How many images the test set has; None: all."""
+    """Number of images in the test set; None: all."""
 
     @cached_property
     def splits(self) -> tuple[ImageData, ImageData]:

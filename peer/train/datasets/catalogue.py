@@ -1,7 +1,7 @@
-"""The data sets that `sotto data fetch` knows: where their files lie, and how one knows that they are the right ones.
+"""The data sets that `sotto data fetch` knows: the places of their files, and checksums to verify them.
 
 Checksums are those of the published files. Where nobody publishes one, the first fetch records it in SHA256SUMS beside
-the files, and later ones are held against that.
+the files, and later fetches are checked against it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RemoteFile:
 
     name: str
     url: str
-    """Of the folder; the name is added."""
+    """URL of the folder; the name is appended."""
     sha256: str | None = None
     size: int | None = None
 
@@ -160,7 +160,7 @@ DATA_SETS: Mapping[str, DataSet] = {
 
 @dataclass(frozen=True)
 class Fetched:
-    """What `fetch` left on disk."""
+    """The files that `fetch` left on disk."""
 
     directory: Path
     files: tuple[Downloaded, ...]

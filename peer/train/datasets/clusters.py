@@ -8,7 +8,7 @@ import numpy.typing as npt
 from peer.random import SHARED, Purpose, stream
 
 CENTRES_OF_A_CLASS = 4
-"""So that no hyperplane tells the classes apart."""
+"""Several, so that no hyperplane separates the classes."""
 
 _BLOCK = 1 << 15
 """Points that are drawn at once."""

@@ -1,7 +1,7 @@
 """One file over HTTP, whole or not at all: resumed after an interruption, checked, and put in place in one step.
 
-What has come so far lies beside the target as NAME.part. A later call asks for the rest of it, and starts anew where
-the server cannot send a part or has another file by now. It knows files and HTTP, and nothing of data sets.
+The part received so far lies beside the target as NAME.part. A later call asks for the rest of it, and starts anew
+where the server cannot send a part or has another file by now. It knows files and HTTP, and nothing of data sets.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from peer.errors import DataError, remedy
 from peer.files import open_own, write_whole
 
 ATTEMPTS = 6
-"""How often a transfer is taken up again without a byte of progress in between."""
+"""Most resumptions in a row without a byte of progress."""
 TIMEOUT_S = 30.0
-"""Of connecting, and of waiting for more bytes."""
+"""Timeout of connecting, and of waiting for more bytes."""
 PIECE = 2**18
 LARGEST = 2**34
 """Bytes of a file whose size nobody told."""

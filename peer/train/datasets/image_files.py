@@ -65,7 +65,7 @@ class CifarLayout:
 
     task: str
     folder: str
-    """Of the unpacked batches."""
+    """Folder of the unpacked batches."""
     archive: str
     """Without .tar.gz or .tar.xz."""
     train: tuple[str, ...]

@@ -3,9 +3,9 @@
     ROOT/train/CLASS/*.jpeg     and     ROOT/val/CLASS/*.jpeg   (or test/)
 
 Classes are numbered in the order of their names, or as `data.classes` lists them, and images are ordered by name: every
-device sees the same set. What lies there besides is left out, and counted. The shorter side is scaled to the size asked
-for and the middle square kept. A decoded image stays in memory as bytes, so that a peer decodes its own shard once, and
-holds no more than that.
+device sees the same set. Other files are left out, and counted. The shorter side is scaled to the size asked for and
+the middle square kept. A decoded image stays in memory as bytes, so that a peer decodes its own shard once, and holds
+no more than that.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of the pixels of ImageNet in [0, 1], as everyone uses them."""
+"""Statistics of ImageNet's pixels in [0, 1], in common use."""
 MAX_PIXELS = 2**26
-"""Of one file: more than any camera's image, and 200 MB decoded."""
+"""Largest image: more than any camera's, and 200 MB decoded."""
 _SERVICE_FOLDERS = frozenset({"@eaDir", "__MACOSX", "lost+found"})
-"""What storage devices and archivers put beside one's folders."""
+"""Folders that storage devices and archivers add."""
 _ENDINGS = {b"\xff\xd8": b"\xff\xd9", b"\x89PNG": b"IEND\xaeB`\x82"}
-"""How a file begins → what stands near its end unless it was cut short."""
+"""Start of a file → bytes near its end unless it was cut short."""
 _NEAR_END_BYTES = 4096
 _MOST_NAMED = 5
 
@@ -48,7 +48,7 @@ class ImageList:
     labels: torch.Tensor
     """int64[m]."""
     found: tuple[str, ...] = ()
-    """What was found and what was left out, as sentences."""
+    """The images found and the entries left out, as sentences."""
 
 
 def list_splits(directory: str | Path, names: Sequence[str] = ()) -> tuple[tuple[str, ...], ImageList, ImageList]:
@@ -99,7 +99,7 @@ class FolderData:
         self._decoded = np.zeros(len(images.paths), bool)
         self._paths, self._size = images.paths, size
         self.found = images.found
-        """What was found and what was left out, as sentences."""
+        """The images found and the entries left out, as sentences."""
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -267,7 +267,7 @@ def _list(split: Path, folders: Mapping[str, Path], classes: Sequence[str]) -> I
 
 
 def _why_left_out(path: Path) -> str | None:
-    """Return what kind of entry is no image of a class; None for an image."""
+    """Return the kind of an entry that is no image of a class; None for an image."""
     if path.name.startswith("."):
         return "hidden files"
     if path.is_dir():

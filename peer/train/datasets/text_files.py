@@ -22,7 +22,7 @@ from peer.errors import DataError
 
 MAX_LINES = 2**24
 MAX_CHARACTERS = 2**16
-"""Of one line; the longest of these sets has some 4,000."""
+"""Longest line; the longest in these sets has some 4,000."""
 
 
 @dataclass(frozen=True)

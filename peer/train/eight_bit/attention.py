@@ -29,7 +29,7 @@ class Attention(nn.Module):
         self.mixed = RunningRange()
 
     def mix(self, x: Quantized, tape: Tape) -> tuple[Quantized, Attended]:
-        """Return what enters `out_lin` for `x: int8[b, n, d]`, of the same shape, and what to keep."""
+        """Return the input of `out_lin` for `x: int8[b, n, d]`, of the same shape, and the tensors to keep."""
         query, key, value = (self._codes(linear, x, tape) for linear in (self.q_lin, self.k_lin, self.v_lin))
         operands = Operands(query, key, value, self.heads, tape.padding)
         grid = self.mixed.grid() or grid_over(*attention_kernels.measure(operands))

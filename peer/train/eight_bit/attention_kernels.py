@@ -38,7 +38,7 @@ class Operands:
     """Each int8[b, n, d] around zero, of which a head is d / h columns."""
     heads: int
     hidden: torch.Tensor | None
-    """Which positions get probability 0, bool[b, n], if any do."""
+    """Mask of the positions that get probability 0, bool[b, n], if any do."""
 
     @property
     def shape(self) -> Shape:
@@ -48,13 +48,13 @@ class Operands:
 
     @property
     def factor(self) -> float:
-        """What one step of queries and of keys adds to a score."""
+        """Score contributed by one step of queries times one step of keys."""
         return self.query.scale * self.key.scale / math.sqrt(self.shape[3])
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """What the backward pass needs."""
+    """Tensors for the backward pass."""
 
     query: Quantized
     key: Quantized
@@ -165,7 +165,7 @@ def _mix_natively(
 
 
 def _mixed(x: Operands) -> tuple[torch.Tensor, Attended]:
-    """Return what is mixed in float32[b, n, d], and what to keep."""
+    """Return the mixed values in float32[b, n, d], and the tensors to keep."""
     b, h, n, _ = x.shape
     scores = _product(_split(x.query.data, x.shape), _split(x.key.data, x.shape).transpose(2, 3), "scores")
     probabilities, weights = row_kernels.softmax(scores, x.factor, x.hidden)

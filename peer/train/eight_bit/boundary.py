@@ -1,4 +1,4 @@
-"""Where autograd meets the 8-bit layers: a network is one function of its input and its parameters."""
+"""The boundary between autograd and the 8-bit layers: a network is one function of its input and its parameters."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Network(Sequential):
         super().__init__(layers)
         self.input_range = RunningRange()
         self.last_saved_bytes = 0
-        """How much the last forward pass kept for its backward pass."""
+        """Bytes that the last forward pass kept for its backward pass."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the last layer returns, in float32."""
+        """Return the output of the last layer, in float32."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return _Boundary.apply(self, x, torch.is_grad_enabled(), *parameters)
 

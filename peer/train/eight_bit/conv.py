@@ -85,8 +85,8 @@ class ConvUnit(Layer):
     """Convolution, norm and activation: parameters and running statistics as in
     `peer.train.full_precision.image_layers.ConvUnit`.
 
-    What the norm reads is quantized too, with a range for each channel of its own, symmetric about zero. It is all that
-    is kept of it: the norm's statistics are those of these codes.
+    The norm's input is quantized too, with a range for each channel, symmetric about zero. Only these codes are kept:
+    the norm's statistics are taken from them.
     """
 
     def __init__(

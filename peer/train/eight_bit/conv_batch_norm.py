@@ -1,7 +1,7 @@
 """A convolution and its batch norm in training, in one native call (`peer/native/eight_bit_layer.h`).
 
-What `conv` and `norms` compose for every norm returns the same bits; with small images, calling some sixty operators of
-torch for each layer takes a third of the time.
+The composition by `conv` and `norms` for any norm returns the same bits; with small images, calling some sixty
+operators of torch for each layer takes a third of the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from peer.train.eight_bit.scratch import scratch
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the forward pass returns and what its backward pass needs."""
+    """Output of the forward pass, with the tensors for its backward pass."""
 
     out: torch.Tensor
     """uint8[b, h, w, outputs], codes of the output, or of its sum with an addend."""

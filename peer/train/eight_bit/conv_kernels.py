@@ -37,7 +37,7 @@ _EXACT_TERMS = 512
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a convolution looks at: `kernel` × `kernel` pixels every `stride`, the edges filled so that stride 1 keeps
+    """The window of a convolution: `kernel` × `kernel` pixels every `stride`, the edges filled so that stride 1 keeps
     the size."""
 
     kernel: int
@@ -360,7 +360,7 @@ def _forward(
 
 
 def forward_shape(x: torch.Tensor, zero_point: int, window: Window, outputs: int) -> CData:
-    """Return what the forward product reads, for native kernels: a ConvShape."""
+    """Return the shape of the forward product for native kernels: a ConvShape."""
     b, h, w, c = x.shape
     rows, columns = window.results(h), window.results(w)
     return ffi.new(

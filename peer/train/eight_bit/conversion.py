@@ -27,13 +27,13 @@ def convert(model: nn.Module, *, leave: Sequence[str] = ()) -> nn.Module:
     """Return `model` with everything in 8 bits that has a counterpart there.
 
     Those are `Linear`; `Conv2d` that keeps the size at stride 1, alone with a bias, or without one before `BatchNorm2d`
-    or `GroupNorm`; `ReLU`, `MaxPool2d`, `Flatten` and `AdaptiveAvgPool2d(1)` before a `Flatten`. What follows each
-    other in an `nn.Sequential` becomes one network, inside of which all numbers are codes; a linear layer or
-    convolution elsewhere becomes a network of its own. Everything else stays as it is, and the log names it.
+    or `GroupNorm`; `ReLU`, `MaxPool2d`, `Flatten` and `AdaptiveAvgPool2d(1)` before a `Flatten`. Consecutive ones in an
+    `nn.Sequential` become one network, inside which all numbers are codes; a linear layer or convolution elsewhere
+    becomes a network of its own. Everything else stays as it is, and the log names it.
 
     The result has the parameters of `model`, the same objects in the same order, and its running statistics; `model`
-    itself still computes in float32. Names change where several modules become one. So convert on all devices, and
-    before the optimizer asks for names.
+    itself still computes in float32. Names change where several modules become one. Therefore convert on all devices,
+    and before the optimizer asks for names.
 
     `leave`: names of modules, or patterns of them (`head`, `blocks.0.*`), that stay in float32: also those whose weight
     the model reads itself. Raises UsageError where nothing has a counterpart, or a pattern names nothing.
@@ -73,7 +73,7 @@ class _Conversion:
         self._leave = leave
         self.networks = 0
         self.left: list[str] = []
-        """What stays in float32, for people."""
+        """Modules that stay in float32, for people."""
 
     def of(self, module: nn.Module, name: str) -> nn.Module:
         """Return the module of that name, converted as far as it has counterparts."""
@@ -147,7 +147,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def _step(first: nn.Module | None, second: nn.Module | None, third: nn.Module | None) -> tuple[_Step | None, int]:
-    """Return what computes a module of a sequence in 8 bits, or None, and how many modules that takes."""
+    """Return the 8-bit layer for a module of a sequence, or None, and the number of modules that it replaces."""
     if isinstance(first, nn.Conv2d) and first.bias is None and _is_square(first) and _has_statistics(second):
         assert second is not None
         relu = type(third) is nn.ReLU
@@ -160,7 +160,7 @@ def _step(first: nn.Module | None, second: nn.Module | None, third: nn.Module | 
 
 
 def _layer_of(module: nn.Module) -> _Step | None:
-    """Return what computes a module by itself in 8 bits; None where nothing does."""
+    """Return the 8-bit layer for a module by itself; None without a counterpart."""
     if type(module) is nn.Linear:
         return _Step((), Linear.of(module), multiplies=True)
     if isinstance(module, nn.Conv2d) and module.bias is not None and _is_square(module):

@@ -1,4 +1,5 @@
-"""How images lie in memory between layers: [b, c, h, w] to those who ask, channels innermost in fact, as uint8."""
+"""Memory layout of images between layers: of shape [b, c, h, w] to callers, stored with channels innermost, as
+uint8."""
 
 from __future__ import annotations
 

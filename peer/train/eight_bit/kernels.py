@@ -1,4 +1,4 @@
-"""What happens around the products: quantizing, dequantizing, masking, and adding up.
+"""Steps around the products: quantizing, dequantizing, masking, and adding up.
 
 Each function runs a native kernel (`peer/native/eight_bit.h`) where these were built and the tensors lie on the CPU,
 and torch operators elsewhere, with the same bits: both use single exactly rounded operations in the same order. Only
@@ -255,7 +255,7 @@ def _finished(
 
 
 def codes_of(values: torch.Tensor, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
-    """Return what `quantize` does, by torch operators."""
+    """Return the result of `quantize`, by torch operators."""
     levels = torch.round(values * grid.inverse) + grid.zero_point
     return (cut(levels, -128).to(torch.int16) + _CODES[dtype]).to(dtype)
 

@@ -1,8 +1,8 @@
-"""What an 8-bit layer is, and the layers that are made of others.
+"""The interface of an 8-bit layer, and layers made of other layers.
 
-A layer reads codes and returns codes; backwards it reads the gradient of what it returned, counts the gradients of its
-parameters on the tape and returns the gradient of what it read. What it saves forwards it takes backwards, so that the
-order of the tape is that of the layers reversed.
+A layer reads codes and returns codes; backwards it reads the gradient of its output, counts the gradients of its
+parameters on the tape and returns the gradient of its input. The backward pass takes what the forward pass saved, so
+that the order of the tape is that of the layers reversed.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class ReLU(Layer):
         return Quantized(x.data.clamp(min=x.zero_point), x.scale, x.zero_point, rectified=True)
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
-        # Whoever read the rectified output has set the gradient to 0 where the output is.
+        # The layer that read the rectified output has set the gradient to 0 where the output is 0.
         return gradient
 
 

@@ -15,7 +15,7 @@ from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 
 @dataclass(frozen=True, slots=True)
 class Normalized:
-    """What the backward pass needs: codes of n = (x − mean) / deviation, and 1 / deviation of each row."""
+    """State for the backward pass: codes of n = (x − mean) / deviation, and 1 / deviation of each row."""
 
     normal: Quantized
     deviations: torch.Tensor

@@ -84,7 +84,7 @@ class Linear(Layer):
         return codes, grid, largest
 
     def operands(self, x: Quantized) -> Operands:
-        """Return what x W + b is the product of, for x in int8."""
+        """Return the operands of x W + b, for x in int8."""
         weight, largest = weight_of(self)
         bias = self.bias
         return Operands(
@@ -92,7 +92,7 @@ class Linear(Layer):
         )
 
     def operands_back(self, gradient: Gradient, tape: Tape, largest: float | None = None) -> OperandsBack:
-        """Return what g W is the product of, for `gradient: [rows, outputs]`; `largest` of the weights, if known."""
+        """Return the operands of g W, for `gradient: [rows, outputs]`; `largest` of the weights, if known."""
         weight, known = weight_of(self)
         largest = known if largest is None else largest
         return OperandsBack(gradient.data, gradient.largest, tape.draw_keys(), weight, largest)

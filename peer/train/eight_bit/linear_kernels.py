@@ -1,4 +1,4 @@
-"""The products of linear layers, and what happens to their sums.
+"""The products of linear layers, and the steps after their sums.
 
 Where these multiply bytes (or, for the weight gradient, bfloat16) in less time than torch, they are native kernels that
 finish each tile of sums while it is in registers (`peer/native/eight_bit_linear.h`). Elsewhere a product of torch
@@ -42,7 +42,7 @@ class Operands:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the result."""
+        """Shape of the result."""
         return self.codes.shape[0], self.weight.shape[0]
 
 
@@ -55,7 +55,7 @@ class OperandsBack:
     largest_gradient: float
     """The largest magnitude in it."""
     keys: tuple[int, int]
-    """Of its stochastic rounding."""
+    """Keys of its stochastic rounding."""
     weight: torch.Tensor
     """float32[outputs, inputs], or codes of it, int8."""
     largest: float | None
@@ -63,7 +63,7 @@ class OperandsBack:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the result."""
+        """Shape of the result."""
         return self.gradient.shape[0], self.weight.shape[1]
 
 

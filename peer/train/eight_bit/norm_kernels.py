@@ -1,4 +1,4 @@
-"""What happens to codes between convolutions: norms, activations, sums, pooling.
+"""Operations on codes between convolutions: norms, activations, sums, pooling.
 
 Codes lie as uint8[b, n, c], n being the pixels; before a norm a code stands for q = code − 128 steps of its channel.
 Each function runs a native kernel (`peer/native/eight_bit_norm.h`) where these were built and the tensors lie on the
@@ -19,7 +19,7 @@ from peer.native import CData, ffi
 from peer.train.eight_bit.kernels import done, native_for, pointer
 
 Gate = Literal[0, 1, 2]
-"""What multiplies q: nothing, the sigmoid, or the hard sigmoid of `inner` · q."""
+"""Factor of q: none, the sigmoid, or the hard sigmoid of `inner` · q."""
 PLAIN: Gate = 0
 SIGMOID: Gate = 1
 HARD_SIGMOID: Gate = 2
@@ -30,7 +30,7 @@ MAX_POSITIONS = (2**31 - 1) // 128**2
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of each channel of each sample, [b, c]."""
+    """Statistics of each channel of each sample, [b, c]."""
 
     sums: torch.Tensor
     """int32, of q."""
@@ -91,7 +91,7 @@ def ties(codes: torch.Tensor, lows: torch.Tensor, highs: torch.Tensor) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Addend:
-    """What is added to the codes of a norm in the same pass: the result is codes · factors[0] + other · factors[1] +
+    """A summand of a norm's codes, added in the same pass: the result is codes · factors[0] + other · factors[1] +
     shift, cut to `cut`."""
 
     other: torch.Tensor
@@ -210,7 +210,7 @@ def backward(
 
 @dataclass(frozen=True, slots=True)
 class BatchNormGradients:
-    """What the backward pass of a batch norm returns."""
+    """Gradients from the backward pass of a batch norm."""
 
     gradient: torch.Tensor
     """bfloat16[b, n, c], with regard to what the norm read."""

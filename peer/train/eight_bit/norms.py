@@ -125,7 +125,7 @@ class NormIn8Bits(ABC):
         """Count the parameters' gradients and return what makes the gradient with regard to x = q · steps."""
 
     def _inner(self, steps: torch.Tensor) -> torch.Tensor | None:
-        """Return what the gate's argument is for each q, float32[c]."""
+        """Return the factor of q in the gate's argument, float32[c]."""
         return None
 
 
@@ -324,7 +324,7 @@ class _RangeEvoNorm(NormIn8Bits):
 
 
 def norm_in_8_bits(module: nn.Module) -> NormIn8Bits:
-    """Return what computes in 8 bits as `module`, one of `full_precision.norms.make_norm`, does in float32."""
+    """Return the 8-bit layer for `module`, a float32 one of `full_precision.norms.make_norm`."""
     if isinstance(module, nn.BatchNorm2d):
         return _BatchNorm(module)
     if isinstance(module, RangeBatchNorm):

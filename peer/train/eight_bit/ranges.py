@@ -16,16 +16,16 @@ import torch
 from torch import nn
 
 NARROWING = 0.01
-"""How much of the way to a narrower batch a range goes."""
+"""Part of the way to a narrower batch that a range moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where the codes lie: code q is the number (q − zero_point) · scale."""
+    """The values of the codes: code q is the number (q − zero_point) · scale."""
 
     scale: float
     zero_point: int
-    """Of int8 codes."""
+    """An int8 code."""
 
     @property
     def inverse(self) -> float:
@@ -38,7 +38,7 @@ def grid_over(low: float, high: float) -> Grid:
     low, high = min(low, 0.0), max(high, 0.0)
     scale = (high - low) / 255.0
     if math.isnan(scale) or math.isinf(scale):
-        # Whatever is computed from it becomes NaN, so that the loss tells.
+        # All results become NaN, so that the loss shows it.
         return Grid(math.nan, 0)
     if scale < 1e-30:
         return Grid(1.0, 0 if low < 0.0 else -128)
@@ -74,7 +74,7 @@ class RunningRange(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.momentum: float | None = NARROWING
-        """How much of the way to a narrower batch the range goes; None: it only widens, so that all batches count
+        """Part of the way to a narrower batch that the range moves; None: it only widens, so that all batches count
         alike."""
         self.register_buffer("running_range", torch.zeros(2))
 
@@ -127,7 +127,7 @@ class ChannelRanges(nn.Module):
         self.running_largest.zero_()
 
     def steps(self) -> torch.Tensor | None:
-        """Return what one step of the codes of each channel is, float32[channels]; None before the first batch."""
+        """Return the step size of each channel's codes, float32[channels]; None before the first batch."""
         return self.steps_of(self.running_largest) if self.running_largest.any() else None
 
     @staticmethod

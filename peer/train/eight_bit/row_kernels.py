@@ -1,4 +1,4 @@
-"""What a transformer computes row by row around its products: softmax, layer norm, GELU, and their backward passes.
+"""The row-wise steps of a transformer around its products: softmax, layer norm, GELU, and their backward passes.
 
 As in `kernels`: a native kernel where there is one and the tensors lie on the CPU, torch operators with the same bits
 elsewhere. Sums over a row are added up in 64 lanes and then by halves, exponentials by a polynomial of our own, so that
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LANES = 64
 MOST_COLUMNS = 8192
-"""Of a layer norm: more do not fit the native kernel's memory."""
+"""Widest layer norm: more do not fit the native kernel's memory."""
 
 
 def add_backward_(gradient: torch.Tensor, accumulator: torch.Tensor, factor: float) -> float:

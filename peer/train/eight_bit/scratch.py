@@ -14,7 +14,7 @@ class _Blocks(threading.local):
     def __init__(self) -> None:
         self.by_name: dict[tuple[str, torch.device], torch.Tensor] = {}
         self.views: dict[tuple[str, tuple[int, ...], torch.dtype, torch.device], torch.Tensor] = {}
-        """Of these blocks. Making one takes longer than a small kernel."""
+        """Views of these blocks. Making one takes longer than a small kernel."""
 
 
 _blocks = _Blocks()

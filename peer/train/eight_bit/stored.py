@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 SCALE_SUFFIX = "_scale"
-"""Of the buffer with the scale, behind the name of the weight."""
+"""Suffix of the scale's buffer, after the name of the weight."""
 
 
 def store_(module: nn.Module, name: str, codes: torch.Tensor, scale: torch.Tensor) -> None:
@@ -35,6 +35,6 @@ def rows_of(module: nn.Module, indices: torch.Tensor | slice) -> torch.Tensor:
 
 
 def as_levels(weight: torch.Tensor, inverse: float) -> tuple[torch.Tensor, float]:
-    """Return what kernels round to codes, float32, and the factor before it: a weight and `inverse`, how many of its
-    steps make 1; of codes these themselves, and 1."""
+    """Return the float32 values that kernels round to codes, and their factor: a weight and `inverse`, its number of
+    steps in 1; or codes as they are, and 1."""
     return (weight.to(torch.float32), 1.0) if weight.dtype == torch.int8 else (weight, inverse)

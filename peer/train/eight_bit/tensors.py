@@ -1,4 +1,4 @@
-"""What layers hand each other: codes forwards, gradients backwards, and the tape between the two."""
+"""Data between layers: codes forwards, gradients backwards, and the tape between the two passes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def rows_like(rows: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True)
 class Tape:
-    """What one forward pass keeps for its backward pass, last in, first out; and what the backward pass returns."""
+    """Values that one forward pass keeps for its backward pass, last in, first out; and the backward pass's
+    gradients."""
 
     recording: bool
     """Whether a backward pass will follow; nothing is kept otherwise."""
@@ -80,9 +81,9 @@ class Tape:
     seed: int = 0
     """64 bits from which the backward pass draws its stochastic rounding."""
     padding: torch.Tensor | None = None
-    """Which positions of the input are padding, bool[b, n], where the first layer found that out."""
+    """Mask of the padding in the input, bool[b, n], if the first layer found it."""
     _gradients: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Of parameters by their `id`, which takes less time than the hash of a tensor."""
+    """Gradients of parameters by their `id`, which takes less time than the hash of a tensor."""
     _entries: list[tuple[Any, ...]] = field(default_factory=list)
     _streams: int = 0
 
@@ -93,16 +94,16 @@ class Tape:
             self._entries.append(values)
 
     def take(self) -> tuple[Any, ...]:
-        """Return what was saved last, and forget it."""
+        """Return the values saved last, and forget them."""
         return self._entries.pop()
 
     @property
     def position(self) -> int:
-        """How many times `save` was called and not taken back."""
+        """Number of calls of `save` that were not taken back."""
         return len(self._entries)
 
     def set_aside(self, position: int) -> list[tuple[Any, ...]]:
-        """Return what was saved after `position`, and forget it until `put_back`."""
+        """Return the values saved after `position`, and forget them until `put_back`."""
         aside = self._entries[position:]
         self.rewind(position)
         return aside

@@ -21,8 +21,8 @@ from peer.train.full_precision.text_layers import EPSILON
 class TokenEmbedding(Layer):
     """Pieces int64[b, n] to the sum of a vector for each piece and one for its position, normalised.
 
-    The vectors are looked up in float32, where the sum and its norm are taken; int8 is what the norm returns and keeps.
-    Which pieces are padding goes on the tape.
+    The vectors are looked up in float32, where the sum and its norm are taken; the norm returns and keeps int8. The
+    mask of the padding goes on the tape.
     """
 
     def __init__(self, vocabulary: int, positions: int, width: int, *, padding: int = 0) -> None:

@@ -21,7 +21,7 @@ def evonorm_s0(
     """Return y = x · σ(v x) / √(s² + ε) · γ + β of `x: [b, c, h, w]`, in its type and layout.
 
     s² is the variance of a sample over one of equal `groups` of channels; `v`, `weight` (γ) and `bias` (β) have a
-    number for each channel. Whatever the type of x, it computes in the parameters' type, float32 as a rule.
+    number for each channel. It computes in the parameters' type, float32 as a rule, for any type of x.
     """
     parameters = (v, weight, bias)
     # In this order: torch.compile follows the code until the first False, and cannot look at a library.
@@ -89,7 +89,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
-        """Of the peers of a stack, torch operators."""
+        """Compute the peers of a stack by torch operators."""
         *tensors, groups, epsilon = arguments
 
         def one(x: torch.Tensor, v: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """The norms of the image models, in full precision.
 
-Batch statistics differ from peer to peer where peers hold different data; those of a sample do not. So group norm and
-the two EvoNorms are for skewed data, batch norm and Range batch norm to compare with. The running statistics of the
-latter are buffers: local to a peer, never sent (see `peer.train.statistics`).
+Batch statistics differ from peer to peer where peers hold different data; those of a sample do not. Group norm and the
+two EvoNorms are therefore for skewed data, batch norm and Range batch norm for comparison. The running statistics of
+the latter are buffers: local to a peer, never sent (see `peer.train.statistics`).
 
 The Range norms need no squares and no square root over the activations: they estimate the standard deviation of n
 numbers from their range, which 8-bit arithmetic can do (Banner et al., "Scalable methods for 8-bit training of neural
@@ -25,7 +25,7 @@ Norm = Literal["evonorm", "range-evonorm", "group", "batch", "range-batch"]
 
 EPSILON = 1e-5
 GROUPS = 32
-"""Of the EvoNorms, as in the paper of EvoNorm; where there are fewer channels, every channel is a group."""
+"""Groups of an EvoNorm, as in its paper; with fewer channels, every channel is a group."""
 CHUNKS = 16
 """Range batch norm averages the ranges of at most so many parts of a batch: a single range follows its outliers."""
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 Tokens: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 EPSILON = 1e-12
-"""Of the layer norms, as in the published configuration."""
+"""ε of the layer norms, as in the published configuration."""
 
 
 class TokenEmbedding(nn.Module):

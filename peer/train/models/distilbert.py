@@ -15,7 +15,7 @@ from peer.train.model_file import open_tensors, refuse_not_finite
 
 @dataclass(frozen=True, kw_only=True)
 class DistilBertSize:
-    """How large the model is; the defaults are those of distilbert-base-uncased."""
+    """Dimensions of the model; the defaults are those of distilbert-base-uncased."""
 
     vocabulary: int = 30_522
     positions: int = 512

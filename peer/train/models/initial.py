@@ -1,4 +1,4 @@
-"""How the weights of linear layers start, drawn from torch's generator."""
+"""Initial weights of linear layers, drawn from torch's generator."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import nn
 
 BLOCK = 1024
 _OFFSETS = 4096
-"""Where noise may begin."""
+"""Number of positions at which noise may begin."""
 
 
 class Quadratic(nn.Module):
