@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from peer.ops.peer_processes import ForkServer
 from tests.browser import browser
+from tests.warm_python import WarmPython
 
 # Times say nothing on a shared machine: no example may fail for being slow.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,6 +44,20 @@ def fork_server() -> Iterator[ForkServer]:
     server = SharedForkServer()
     yield server
     server.end()
+
+
+@pytest.fixture(scope="session")
+def _warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    with WarmPython(tmp_path_factory.mktemp("warm")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def warm_python(_warm_python: WarmPython) -> Iterator[None]:
+    """For tests of what processes do together, not of how each begins: `sys.executable` is a `tests.warm_python`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(_warm_python.executable))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from peer import __version__
 from peer.config.options import load
 from peer.errors import SottoError
 from peer.ops import control
-from peer.ops.peer_processes import PeerProcess, start_process
+from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PREDECESSOR = REPOSITORY / "tests" / "fixtures" / "predecessor" / "sottovoce-0.2.0-py3-none-any.whl"
@@ -35,11 +35,24 @@ class Release:
     version: str
     packages: Path
     """The folder in which Python finds its packages; what it depends on is that of this process."""
+    server: ForkServer | None = None
+    """What its peers are forked from; without one, each is started anew."""
+    python: str = ""
+    """The interpreter, by default that of this process."""
+
+    def interpreter(self) -> list[str]:
+        """Return the command of a Python that finds this release."""
+        # Without PYTHONSAFEPATH, the packages in the working directory would come first.
+        return ["env", "PYTHONSAFEPATH=1", f"PYTHONPATH={self.packages}", self.python or sys.executable]
+
+    def fork_server(self) -> ForkServer:
+        """Start what its peers can be forked from."""
+        is_older = (self.packages / "peer" / "fork_server.py").exists()  # As release 0.2 has it.
+        return ForkServer([*self.interpreter(), "-m", "peer.fork_server" if is_older else "peer.cli.fork_server"])
 
     def command(self, *arguments: str) -> list[str]:
         """Return the command line of `sotto` with these arguments."""
-        # Without PYTHONSAFEPATH, the packages in the working directory would come first.
-        return ["env", "PYTHONSAFEPATH=1", f"PYTHONPATH={self.packages}", sys.executable, "-m", "peer", *arguments]
+        return [*self.interpreter(), "-m", "peer", *arguments]
 
     def sotto(self, *arguments: str) -> str:
         """Run a command of this release; return what it prints. Raises SottoError if it fails."""
@@ -87,9 +100,11 @@ class Device:
     def start(self, release: Release, environment: Mapping[str, str] = MappingProxyType({})) -> None:
         """Start its peer, with these variables in its environment."""
         own = [f"{name}={value}" for name, value in environment.items()]
-        self._process = start_process(
-            ["env", *own, *release.command("run", "--config", str(self.file))], self.kit / "log.txt"
-        )
+        arguments, log = ("run", "--config", str(self.file)), self.kit / "log.txt"
+        if release.server is not None and not own:
+            self._process = release.server.start(arguments, log)
+        else:
+            self._process = start_process(["env", *own, *release.command(*arguments)], log)
         self.release = release
 
     def stop(self) -> int:

@@ -30,6 +30,7 @@ from typing import Protocol
 from peer.errors import SottoError
 from peer.files import open_own
 
+_FORK_SERVER = ("-m", "peer.cli.fork_server")
 _ROOM_FOR_COMMAND_LINE = " " * 1024
 """A process can be renamed only within the memory of the command line that it was started with."""
 
@@ -91,13 +92,13 @@ def start_process(command: Sequence[str], log: Path) -> PeerProcess:
 class ForkServer:
     """A process that has imported what peers need, and forks them. Closing it ends what still runs."""
 
-    def __init__(self) -> None:
-        """Start it; whoever asks for a process meanwhile does not wait."""
+    def __init__(self, command: Sequence[str] = ()) -> None:
+        """Start it; whoever asks for a process meanwhile does not wait. `command` is that of another installation."""
         self._socket, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process that writes to it
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "peer.cli.fork_server", str(theirs.fileno()), _ROOM_FOR_COMMAND_LINE],
+                [*(command or [sys.executable, *_FORK_SERVER]), str(theirs.fileno()), _ROOM_FOR_COMMAND_LINE],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,

@@ -18,6 +18,8 @@ from peer.config.options import load
 from peer.ops.local_cluster import Cluster
 from peer.state.metrics import LinkRecord
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 JOB = (
     "run.rounds=6",
     "evaluation.every_rounds=0",

@@ -25,6 +25,8 @@ from peer.state.metrics import Summary
 from tests.daemon.running_cluster import trained
 from tests.state.folders import begin
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 JOB = (
     "run.rounds=14",
     "training.precision=fastest",

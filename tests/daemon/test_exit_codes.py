@@ -17,6 +17,8 @@ from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 

@@ -16,6 +16,8 @@ from peer.ops.local_cluster import free_ports
 from peer.state.metrics import MetricsStore
 from tests.cli.runner import sotto
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 JOB = (
     "run.rounds=30",
     "evaluation.every_rounds=10",

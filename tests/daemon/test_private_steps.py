@@ -24,6 +24,8 @@ from peer.state.checkpoints import find_checkpoints, load_checkpoint
 from peer.train.private_step import SECRET_FILE
 from tests.ops.running_peers import peers_below
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 pytest.importorskip("dp_accounting")
 
 JOB = (

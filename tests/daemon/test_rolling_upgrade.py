@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -41,10 +42,18 @@ USES_WHAT_IS_NEW = "low-rank"
 
 
 @pytest.fixture(scope="module")
-def predecessor(tmp_path_factory: pytest.TempPathFactory) -> Release:
+def predecessor(tmp_path_factory: pytest.TempPathFactory, warm_python: None) -> Iterator[Release]:
     release = unpacked(PREDECESSOR, tmp_path_factory.mktemp("predecessor"))
     assert release.sotto("version").strip() == f"sotto {release.version}"
-    return release
+    with release.fork_server() as server:
+        yield replace(release, server=server)
+
+
+@pytest.fixture(scope="module")
+def ours(warm_python: None) -> Iterator[Release]:
+    release = this_release()
+    with release.fork_server() as server:
+        yield replace(release, server=server)
 
 
 def cluster(folder: Path, predecessor: Release, algorithm: str, *settings: str, rounds: int = ROUNDS) -> Devices:
@@ -111,18 +120,22 @@ def check_no_offence(devices: Devices) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", sorted(WITH_ROUNDS))
 def test_peers_are_upgraded_one_by_one_and_back_without_a_lost_round(
-    algorithm: str, predecessor: Release, undisturbed: Callable[[str], list[bytes]], tmp_path: Path
+    algorithm: str,
+    predecessor: Release,
+    ours: Release,
+    undisturbed: Callable[[str], list[bytes]],
+    tmp_path: Path,
 ) -> None:
     settings = WITH_ROUNDS[algorithm]
     with cluster(tmp_path / "kits", predecessor, algorithm, *settings) as devices:
         devices.start(predecessor)
         devices.until_beyond(2)
         if algorithm == USES_WHAT_IS_NEW:
-            replace_by(devices, this_release(), 3)
+            replace_by(devices, ours, 3)
             replace_by(devices, predecessor, 3)
-            replace_by(devices, this_release())
+            replace_by(devices, ours)
         else:
-            replace_by(devices, this_release())
+            replace_by(devices, ours)
             replace_by(devices, predecessor)
         assert devices.finish() == [0] * 4
     check_no_offence(devices)
@@ -133,14 +146,14 @@ def test_peers_are_upgraded_one_by_one_and_back_without_a_lost_round(
 
 
 @pytest.mark.slow
-def test_peers_without_rounds_are_upgraded_and_go_back(predecessor: Release, tmp_path: Path) -> None:
+def test_peers_without_rounds_are_upgraded_and_go_back(predecessor: Release, ours: Release, tmp_path: Path) -> None:
     """Which pairs meet is a matter of time, so no two runs have equal bits. No step is lost, no frame refused."""
     # The others train on while one is replaced.
     settings = ("graph.kind=complete", "state.ledger=true", "peer.min_step_s=0.3")
     with cluster(tmp_path / "kits", predecessor, "ad-psgd", *settings, rounds=100_000) as devices:
         devices.start(predecessor)
         devices.until_beyond(2)
-        replace_by(devices, this_release())
+        replace_by(devices, ours)
         replace_by(devices, predecessor)
         assert [device.stop() for device in devices.all] == [0] * 4
     check_no_offence(devices)
@@ -150,14 +163,16 @@ def test_peers_without_rounds_are_upgraded_and_go_back(predecessor: Release, tmp
 
 
 @pytest.mark.slow
-def test_what_members_run_is_known_and_decides_what_may_be_used(predecessor: Release, tmp_path: Path) -> None:
+def test_what_members_run_is_known_and_decides_what_may_be_used(
+    predecessor: Release, ours: Release, tmp_path: Path
+) -> None:
     """In a directed ring, peer 0 is no neighbour of peer 2."""
     settings = ("graph.kind=directed-ring", "compressor.kind=top_k")
     with cluster(tmp_path / "kits", predecessor, "quant-sgp", *settings, rounds=100_000) as devices:
-        new, names = this_release(), [device.name for device in devices.all]
+        names = [device.name for device in devices.all]
         first, *others = devices.all
         for device in devices.all:
-            device.start(predecessor if device is others[1] else new)
+            device.start(predecessor if device is others[1] else ours)
         devices.until_beyond(1)
         devices.until(lambda: releases(first)[names[3]] is not None, "peer 0 hears of its neighbours")
         devices.until(lambda: releases(first)[names[2]] is not None, "peer 0 hears of peer 2 by its note")
@@ -166,7 +181,7 @@ def test_what_members_run_is_known_and_decides_what_may_be_used(predecessor: Rel
         )
         assert (first.status() or {})["protocol"] == {"needed": OLDEST, "usable": NEWEST - 1}
         others[1].stop()
-        others[1].start(new)
+        others[1].start(ours)
         devices.until(lambda: set(releases(first).values()) == {__version__}, "peer 0 hears of peer 2")
         assert (first.status() or {})["protocol"] == {"needed": OLDEST, "usable": NEWEST}
         others[1].kill()
@@ -182,11 +197,11 @@ def test_what_members_run_is_known_and_decides_what_may_be_used(predecessor: Rel
 
 @pytest.mark.slow
 def test_once_something_new_is_used_the_predecessor_is_refused_and_harms_nothing(
-    predecessor: Release, undisturbed: Callable[[str], list[bytes]], tmp_path: Path
+    predecessor: Release, ours: Release, undisturbed: Callable[[str], list[bytes]], tmp_path: Path
 ) -> None:
     settings = WITH_ROUNDS["quant-sgp"]
     with cluster(tmp_path / "kits", predecessor, "quant-sgp", *settings) as devices:
-        devices.start(this_release())
+        devices.start(ours)
         devices.until_beyond(9)
         for device in devices.all:
             device.stop()
@@ -200,10 +215,10 @@ def test_once_something_new_is_used_the_predecessor_is_refused_and_harms_nothing
             assert state_of(pinned) == before
         other.start(predecessor)
         for device in (pinned, *rest):
-            device.start(this_release())
+            device.start(ours)
         assert other.wait() == 6
         assert "speaks version 5 of the protocol" in other.log.splitlines()[-1]
-        other.start(this_release())
+        other.start(ours)
         assert devices.finish() == [0] * 4
     check_no_offence(devices)
     assert models(devices) == undisturbed("quant-sgp")
@@ -231,14 +246,14 @@ def state_of(device: Device) -> dict[str, str]:
 DIGEST = """
 import sys
 from pathlib import Path
-from peer.config.options import load
+from peer.config import load
 print(load(Path(sys.argv[1]) if sys.argv[1] else None, overrides=sys.argv[2:], environment={}).run_digest())
 """
 
 
 def digest_by(release: Release, file: str, *settings: str) -> str:
     """Return the run digest of a file, or of the defaults, with these settings, as a release computes it."""
-    command = [*release.command()[:-2], "-c", DIGEST, file, *settings]
+    command = [*release.interpreter(), "-c", DIGEST, file, *settings]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -14,7 +14,8 @@ NEEDS_ROOT = {"thin-links", "a-study"}
 # From a checkout: the attacks are part of the tests. `PYTHONPATH` leads there.
 PAGES = ["first-run", "three-devices", "thin-links", "reading-a-report", "a-study", "a-hostile-member"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # Several processes each, on machines that may be busy.
+# Several processes each, on machines that may be busy.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("warm_python")]
 
 
 def marked(name: str) -> object:

@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"`(\w+\.(?:py|toml))`:?\s*$")
 _MARK = "\x1e"
-_PROGRAMS = {"sotto": f"{sys.executable} -m tests.docs.sotto", "python": sys.executable, "sudo": ""}
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,8 @@ def walk(page: Path, folder: Path, *, replace: Mapping[str, str] | None = None, 
 def _run(script: str, folder: Path, timeout_s: float) -> str:
     programs = folder / ".programs"
     programs.mkdir()
-    for name, program in _PROGRAMS.items():
+    texts = {"sotto": f"{sys.executable} -m tests.docs.sotto", "python": sys.executable, "sudo": ""}
+    for name, program in texts.items():
         (programs / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
         (programs / name).chmod(0o755)
     environment = {

@@ -16,6 +16,8 @@ from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 from tests.docs.walk import ROOT, blocks, walk
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 PAGE = ROOT / "docs" / "own-loop.md"
 
 

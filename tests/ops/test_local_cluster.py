@@ -27,12 +27,19 @@ from peer.state.checkpoints import Checkpoint, StateFolder, find_checkpoints, lo
 from peer.train.tasks import resolve_task
 from tests.ops.running_peers import peers_below
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
+PYTHON = sys.executable
+"""The interpreter, which begins anew each time, as a user's does."""
+
 SHORT = ("--set", "run.rounds=40", "--set", "evaluation.every_rounds=20", "--set", "training.warmup_rounds=5")
 
 
-def sotto_up(folder: Path, *arguments: str, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
+def sotto_up(
+    folder: Path, *arguments: str, launcher: Sequence[str] = (), python: str | None = None
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*launcher, sys.executable, "-m", "peer", "up", "--no-live", "--runs-dir", str(folder), *arguments],
+        [*launcher, python or sys.executable, "-m", "peer", "up", "--no-live", "--runs-dir", str(folder), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -72,7 +79,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
 def test_a_run_leaves_everything_in_its_folder(tmp_path: Path) -> None:
     # Sparse enough for the bound, which takes positions to lie anywhere: of 10 %, those that cluster take fewer bits.
     settings = ("--set", "data.holdout_fraction=0.1", "--set", "compressor.fraction=0.02")
-    process = sotto_up(tmp_path, "--peers", "3", "--name", "first", "--json", *SHORT, *settings)
+    process = sotto_up(tmp_path, "--peers", "3", "--name", "first", "--json", *SHORT, *settings, python=PYTHON)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     summary = json.loads(out)

@@ -18,6 +18,8 @@ from peer.records import Progress
 from peer.state.checkpoints import Checkpoint, StateFolder, find_checkpoints, load_checkpoint
 from peer.state.metrics import MetricsStore, Summary
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 JOB = (
     "run.rounds=400",
     "graph.kind=exponential",

@@ -25,6 +25,8 @@ from peer.trackers.kinds import KINDS, require
 from tests.links.namespaces import needs_links
 from tests.report.sample_run import evaluation, round_record, write_sample_run
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 ROUNDS = 40
 
 Curve = list[tuple[int, float]]

@@ -24,6 +24,8 @@ from tests.browser import Page, browser
 from tests.net.transport_peers import Proxy
 from tests.watch.serving import serving
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 CUT_OFF = 1
 """The peer whose cables can be cut."""
 RED = "rgb(179, 38, 30)"

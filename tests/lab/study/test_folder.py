@@ -16,6 +16,8 @@ from peer.lab.study.row import Cell, Row
 from tests.lab.study.small_study import SMALL, read, result
 from tests.links.namespaces import needs_links
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 THIN = "moniqua-1mbit-1ms"
 
 

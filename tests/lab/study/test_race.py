@@ -18,6 +18,8 @@ from tests.cli.runner import sotto
 from tests.lab.study.small_race import SMALL_RACE
 from tests.lab.study.small_study import read, result
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 
 @pytest.fixture
 def study(tmp_path: Path) -> Study:

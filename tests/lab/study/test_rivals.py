@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 Vector: TypeAlias = npt.NDArray[np.float32]
 
 SIZE = 3010

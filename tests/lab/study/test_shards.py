@@ -18,6 +18,8 @@ from peer.ops.executors import Shard
 from tests.lab.study.small_race import SMALL_RACE
 from tests.lab.study.small_study import read, result
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 OURS = ("--only", "sgp", "--only", "allreduce")
 
 

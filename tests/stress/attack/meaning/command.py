@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import os
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +15,9 @@ from pathlib import Path
 from tests.stress.attack.meaning.insider import Insider, speak
 from tests.stress.attack.meaning.lies import LIES, Lie
 from tests.stress.attack.meaning.notes import encoding_of
-from tests.stress.attack.meaning.processes import ForkServer
-from tests.stress.attack.meaning.trial import COMMON, Outcome, Trial
+from tests.stress.attack.meaning.trial import COMMON, Outcome, Sides, Trial
+from tests.warm_python import WarmPython
+from tools.releases import Release
 
 HERE = Path(__file__).resolve().parents[4]
 
@@ -58,15 +60,15 @@ def describe(outcome: Outcome) -> str:
 class References:
     """Models of runs in which nobody lies, by their settings."""
 
-    def __init__(self, folder: Path, honest: ForkServer, hostile: ForkServer) -> None:
-        self._folder, self._honest, self._hostile = folder, honest, hostile
+    def __init__(self, folder: Path, sides: Sides) -> None:
+        self._folder, self._sides = folder, sides
         self._models: dict[tuple[str, ...], list[str]] = {}
 
     def models(self, settings: tuple[str, ...]) -> list[str]:
         """Return a digest of each honest peer's model after the last round."""
         if settings not in self._models:
             folder = self._folder / f"nothing-{len(self._models)}"
-            trial = Trial(folder, self._honest, self._hostile, None, settings)
+            trial = Trial(folder, self._sides, None, settings)
             trial.run()
             self._models[settings] = trial.models()
             if len(self._models[settings]) != 3:
@@ -74,9 +76,9 @@ class References:
         return self._models[settings]
 
 
-def attempt(lie: Lie, folder: Path, honest: ForkServer, hostile: ForkServer, references: References) -> Outcome:
+def attempt(lie: Lie, folder: Path, sides: Sides, references: References) -> Outcome:
     """Tell one lie and return what became of the honest peers."""
-    trial = Trial(folder / lie.name, honest, hostile, lie, lie.settings)
+    trial = Trial(folder / lie.name, sides, lie, lie.settings)
     outcome = trial.run()
     # Who skips late neighbours makes other models whenever the clock has a say.
     outcome.same_models = "rounds.late=skip" in lie.settings or trial.models() == references.models(lie.settings)
@@ -92,10 +94,14 @@ def main(arguments: argparse.Namespace) -> None:
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="sotto-lies-") as temporary:
         folder = (arguments.keep or Path(temporary)).resolve()
-        with ForkServer(release) as honest, ForkServer(HERE) as hostile:
-            references = References(folder, honest, hostile)
+        # On a busy machine, most of a start is imports. The folder of this command is none of the installation's.
+        installed = Release("", release, python=str(release / ".venv" / "bin" / "python"))
+        with installed.fork_server() as honest, WarmPython(Path(temporary)) as warm:
+            attacker = ("env", f"PYTHONPATH={HERE}", str(warm.executable), "-m", __name__)
+            sides = Sides(release=release, honest=honest, attacker=attacker)
+            references = References(folder, sides)
             for name in names:
-                outcome = attempt(LIES[name], folder, honest, hostile, references)
+                outcome = attempt(LIES[name], folder, sides, references)
                 outcomes.append(outcome)
                 print(describe(outcome), flush=True)
                 if arguments.json is not None:
@@ -110,3 +116,7 @@ def _write(path: Path, release: Path, outcomes: list[Outcome]) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(json.dumps({"release": str(release), "lies": rows}, indent=1) + "\n")
     beside.rename(path)
+
+
+if __name__ == "__main__":
+    sys.exit(live(*sys.argv[1:]))

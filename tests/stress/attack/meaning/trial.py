@@ -13,6 +13,7 @@ import statistics
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,9 +21,9 @@ from typing import Any, TypeAlias
 from peer.config.options import load
 from peer.errors import SecurityError, SottoError
 from peer.ops import control
+from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
 from tests.stress.attack.meaning.insider import HONEST, ME
 from tests.stress.attack.meaning.lies import Lie
-from tests.stress.attack.meaning.processes import Child, ForkServer
 
 Settings: TypeAlias = tuple[str, ...]
 
@@ -105,17 +106,26 @@ class Outcome:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """What the processes of a trial are started with."""
+
+    release: Path
+    """The installation of the honest peers."""
+    honest: ForkServer
+    """Of that installation."""
+    attacker: Sequence[str]
+    """The command of the attacker, to which its arguments are added."""
+
+
 class Trial:
     """Three honest peers of an installation and one attacker, in a folder."""
 
-    def __init__(
-        self, folder: Path, honest: ForkServer, hostile: ForkServer, lie: Lie | None, settings: Settings
-    ) -> None:
-        """`honest` starts the peers, `hostile` the attacker. `lie` None: nobody lies. `settings` are those of the
-        run."""
+    def __init__(self, folder: Path, sides: Sides, lie: Lie | None, settings: Settings) -> None:
+        """`lie` None: nobody lies. `settings` are those of the run."""
         self.folder, self.lie = folder, lie
-        self._honest, self._hostile = honest, hostile
-        self._processes: dict[int, Child] = {}
+        self._sides = sides
+        self._processes: dict[int, PeerProcess] = {}
         self._began = self._progress_at = 0.0
         self._done = 0
         """Rounds of all honest peers together."""
@@ -127,8 +137,7 @@ class Trial:
             kits += ["--set", setting]
         log = folder.with_name(f"{folder.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        made = honest.sotto(*kits, log=log)
-        if not made.ended.wait(60.0) or made.code:
+        if sides.honest.start(kits, log).wait(60.0):
             raise SystemExit(f"no folders for a run: {log.read_text()}")
         self.files = [folder / f"peer-{peer}" / "peer.toml" for peer in (*HONEST, ME)]
 
@@ -143,7 +152,7 @@ class Trial:
             self._watch(outcome)
         finally:
             for process in self._processes.values():
-                process.kill()
+                _kill(process)
         outcome.finished = all(self._rounds(peer) == ROUNDS for peer in HONEST)
         return outcome
 
@@ -162,12 +171,12 @@ class Trial:
 
     def _start(self, peer: int) -> None:
         file = self.files[peer]
-        self._processes[peer] = self._honest.sotto("run", "--config", str(file), log=file.with_name("log.txt"))
+        self._processes[peer] = self._sides.honest.start(["run", "--config", str(file)], file.with_name("log.txt"))
 
     def _start_attacker(self) -> None:
-        arguments = [self.lie.name if self.lie else "", str(self.folder), str(self._honest.release)]
-        call, log = "tests.stress.attack.meaning.command:live", self.files[ME].with_name("log.txt")
-        self._processes[ME] = self._hostile.start(call, arguments, ["attacker"], log)
+        arguments = [self.lie.name if self.lie else "", str(self.folder), str(self._sides.release)]
+        log = self.files[ME].with_name("log.txt")
+        self._processes[ME] = start_process([*self._sides.attacker, *arguments], log)
 
     def _watch(self, outcome: Outcome) -> None:
         """Follow the run to its end, or until nothing more can come of it."""
@@ -179,7 +188,7 @@ class Trial:
                     outcome.trouble = "the attacker never came to its lie"
                     return
             self._see_what_comes(outcome, struck)
-        while any(self._processes[peer].code is None for peer in HONEST) and self._goes_on(outcome):
+        while any(self._processes[peer].poll() is None for peer in HONEST) and self._goes_on(outcome):
             if self._restarted_at is not None and not outcome.log_bytes and time.monotonic() > self._restarted_at + 2.0:
                 outcome.log_bytes = max(self._log_size(peer) - self._log_before[peer] for peer in HONEST)
         if struck is not None:
@@ -201,7 +210,7 @@ class Trial:
                 for thread in asked:
                     thread.start()
         outcome.checkpoints = (before, self._checkpoints())
-        self._processes[VICTIM].kill()
+        _kill(self._processes[VICTIM])
         self._start(VICTIM)
         self._restarted_at = self._progress_at = time.monotonic()
 
@@ -221,7 +230,7 @@ class Trial:
         return not is_stuck and now < self._began + _LIMIT_S
 
     def _conclude(self, outcome: Outcome, struck: dict[str, Any]) -> None:
-        code = self._processes[VICTIM].code
+        code = self._processes[VICTIM].poll()
         outcome.restarted = (
             "clean" if code == 0 and self._rounds(VICTIM) == ROUNDS
             else "runs on, alone" if code is None
@@ -239,7 +248,7 @@ class Trial:
 
     def _look_for_dead(self, outcome: Outcome) -> None:
         for peer in HONEST:
-            code = self._processes[peer].code
+            code = self._processes[peer].poll()
             if code is None or (self._restarted_at is not None and peer == VICTIM):
                 continue
             if self._rounds(peer) < ROUNDS or code != 0:
@@ -254,8 +263,8 @@ class Trial:
         return None
 
     def _ask(self, peer: int, outcome: Outcome) -> None:
-        """Ask a peer for its status, as `sotto status` does."""
-        if self._processes[peer].code is not None:
+        """Ask a peer for its status, as `sotto status` does. In a thread: another one looks how processes ended."""
+        if self._processes[peer].returncode is not None:
             outcome.answers_status = False
             return
         config = load(self.files[peer], environment={})
@@ -269,12 +278,12 @@ class Trial:
                 break  # It answered; an older release proves nothing with its answer.
             except SottoError as error:
                 # The machine may be busy.
-                if attempt == _ASK_TIMES - 1 or self._processes[peer].code is not None:
+                if attempt == _ASK_TIMES - 1 or self._processes[peer].returncode is not None:
                     outcome.answers_status = False
                     outcome.figures[f"status of peer-{peer}"] = str(error)[:200]
                     return
         time.sleep(0.5)
-        if self._processes[peer].code is not None:
+        if self._processes[peer].returncode is not None:
             outcome.answers_status = False
 
     def _state(self, peer: int) -> Path:
@@ -354,6 +363,11 @@ class Trial:
         ):
             return store.execute(text).fetchall()
         return []
+
+
+def _kill(process: PeerProcess) -> None:
+    process.kill()
+    process.wait(10.0)
 
 
 def _ports() -> int:

@@ -1,0 +1,90 @@
+"""The Python that starts at once does what the interpreter does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("warm_python")
+
+PYTHON = sys.executable
+SAYS_ALL = """
+import os, resource, sys
+print(sys.argv[1:], sys.path[:2], sys.stdin.read(), os.getcwd())
+print(os.environ["NAME"], resource.getrlimit(resource.RLIMIT_FSIZE))
+print("told", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-c", SAYS_ALL, "first", "-second"),
+        ("-u", "-c", SAYS_ALL),
+        ("-P", "-c", SAYS_ALL),
+        ("script.py", "first"),
+        ("-m", "script", "first"),
+        ("-m", "json.tool"),
+        ("-m", "missing"),
+        ("-c", "raise SystemExit('what went wrong')"),
+        ("-c", "1 / 0"),
+        ("-c", "import os; os.kill(os.getpid(), 9)"),
+        ("-c", "import atexit, threading; atexit.register(print, 2); threading.Timer(0.1, print, [1]).start()"),
+        # The interpreter itself does these.
+        ("-I", "-c", "import sys; print(sys.flags.isolated, 'torch' in sys.modules)"),
+        ("-V",),
+    ],
+    ids=lambda words: " ".join(words)[:30],
+)
+def test_a_process_prints_and_ends_as_one_of_the_interpreter(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"print(__name__)\n{SAYS_ALL}")
+    environment = {"NAME": "value", "PATH": os.environ["PATH"], "PYTHONPATH": "/more"}
+    ended = []
+    for python in (PYTHON, sys.executable):
+        command = ["prlimit", "--fsize=90000", python, *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, input="typed", capture_output=True, text=True)
+        ended.append((done.returncode, done.stdout, done.stderr.splitlines()[-1:]))
+    if words == ("-m", "missing"):  # Its message begins with the path of the interpreter.
+        ended = [(code, out, [lines[0].rpartition(": ")[2]]) for code, out, lines in ended]
+    assert ended[1] == ended[0]
+
+
+def test_libraries_are_there_and_nothing_of_the_repository() -> None:
+    code = "import sys; print('torch' in sys.modules, any(name.split('.')[0] == 'peer' for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_reaches_the_process(number: signal.Signals) -> None:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.send_signal(number)
+        assert process.wait(60) == -number
+    # Whoever starts another one finds this one gone.
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_an_interrupt_reaches_a_process_in_the_background_that_takes_it_again(tmp_path: Path) -> None:
+    code = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL); print(flush=True); time.sleep(300)"
+    # It reads a line from the process before it goes on.
+    script = 'mkfifo ready; "$0" -c "$1" > ready & read -r _ < ready; kill -INT $!; wait $!; echo $?'
+    command = ["bash", "-c", script, sys.executable, code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["130"]
+
+
+def test_a_peer_knows_whose_end_is_its_own() -> None:
+    environment = {**os.environ, "SOTTO_PARENT": str(os.getpid())}
+    code = "import os; print(int(os.environ['SOTTO_PARENT']) == os.getppid())"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
