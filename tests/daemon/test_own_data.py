@@ -27,6 +27,8 @@ from peer.ops.export import export_model
 from peer.ops.local_cluster import free_ports
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 ROOT = Path(__file__).parents[2]
 CENTRES = np.array([[1, 1, 0, 0], [-1, 1, 1, 0], [0, -1, 0, 1]])
 JOB = (
@@ -129,7 +131,13 @@ def test_devices_that_read_other_data_than_each_other_are_warned(
 
 def run_folders(folders: Sequence[Path], *settings: str) -> list[int | BaseException]:
     """Run two devices whose images are in `samples` of their folders; return how each ends."""
-    images = ("run.rounds=4", "training.task=image-folder", "training.task_options={size=32}", "data.directory=samples")
+    images = (
+        "run.rounds=4",
+        "training.batch_size=4",
+        "training.task=image-folder",
+        "training.task_options={size=32, model='resnet20'}",
+        "data.directory=samples",
+    )
     peers = [opened(folder, *images, *settings) for folder in folders]
 
     async def together() -> list[int | BaseException]:

@@ -145,7 +145,8 @@ async def _put_back_with_everybody_away(devices: Devices) -> None:
 @pytest.mark.slow
 def test_two_devices_with_one_copy_do_not_take_part_both(tmp_path: Path) -> None:
     use_one_thread()
-    Devices(tmp_path / "kits", rounds=10_000, num_peers=3).run(_copy)
+    # What is waited for comes with time, not with rounds.
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=3, options=("peer.min_step_s=0.05",)).run(_copy)
 
 
 async def _copy(devices: Devices) -> None:
