@@ -10,11 +10,16 @@ READY_DEV := $(VENV)/.ready-dev
 WORKERS ?= 2
 # Tests take from 1 ms to two minutes, so a worker that has none left takes some of another's.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist worksteal
-# What `make quick` tests: the pure rooms, state, and the texts of the command line.
+# What `make core` tests: the pure rooms, state, and the texts of the command line.
 CORE_TESTS := tests/compress tests/wire tests/gossip tests/node tests/state tests/cli tests/test_layers.py tests/config/test_options.py
 
+# What `make quick` tests: the rooms of `peer` in which something differs from this commit, and tests that differ.
+SINCE ?= origin/main
+CHANGED = git diff --name-only --merge-base $(SINCE) && git ls-files --others --exclude-standard
+TESTS_OF = sed -nE 's:^(tests/(.*/)?test_[a-z0-9_]+\.py)$$:\1:p; t; s:^(peer|tests)/([a-z_]+)/.*:tests/\2:p; t; s:^peer/([a-z_]+)\.py:tests/test_\1.py:p; s:^tools/.*:tests/tools:p'
+
 .DEFAULT_GOAL := help
-.PHONY: help run test quick test-compose lint audit proto docs fuzz fuzz-meaning chaos kills soak clean
+.PHONY: help run test suite quick core test-compose lint audit proto docs fuzz fuzz-meaning chaos kills soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -22,10 +27,17 @@ help: ## show this list
 run: $(READY) ## set up, train with eight real peers, show a report
 	$(BIN)/sotto up --peers 8
 
-test: $(READY_DEV) lint ## check style and types, run the whole test suite
+test: lint suite ## check style and types, run the whole test suite
+
+suite: $(READY_DEV)
 	$(PYTEST)
 
-quick: $(READY_DEV) ## the inner loop: style, and the tests of the core that start no process
+quick: lint ## the inner loop: all of `make lint`, and the tests of the rooms that changed since SINCE=origin/main
+	changed=$$($(CHANGED)) && \
+	$(PYTEST) -m "not slow and not compose" tests/test_layers.py tests/test_size.py \
+	  $$(echo "$$changed" | $(TESTS_OF) | sort -u | xargs --no-run-if-empty ls -d 2>/dev/null)
+
+core: $(READY_DEV) ## style, and the tests of the core that start no process
 	$(BIN)/ruff check peer tests tools setup.py
 	$(PYTEST) -m "not slow and not compose" $(CORE_TESTS)
 
@@ -77,14 +89,12 @@ soak: $(READY_DEV) ## run eight real peers for 20,000 rounds: nothing may grow
 clean: ## delete the environment, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis peer/native/_kernels.*
 
-$(READY): pyproject.toml setup.py $(wildcard peer/native/*.[ch]) peer/native/build.py
+$(READY): EXTRAS := watch
+$(READY_DEV): EXTRAS := watch,dev,docs,fuzz$(MORE:%=,%)
+$(READY) $(READY_DEV): pyproject.toml setup.py $(wildcard peer/native/*.[ch]) peer/native/build.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Sottovoce needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[watch]"
-	@touch $@
-
-$(READY_DEV): $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev,docs,fuzz]"
-	@touch $@
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[$(EXTRAS)]" $(PACKAGES)
+	@touch $(READY) $@
