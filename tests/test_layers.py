@@ -108,8 +108,8 @@ FOLDERS: dict[str, set[str]] = {
         "daemon.runtime",
         "daemon.saving",
     },
-    "lab.study": set(),
-    "lab.sweep": {"lab.study"},
+    "lab.study": {"lab.description", "lab.grid"},
+    "lab.sweep": {"lab.description", "lab.grid"},
     "library.integrations": {
         "library.background",
         "library.events",

@@ -13,8 +13,8 @@ from typing import Any, Literal, Self, TypeAlias
 from pydantic import Field
 
 from peer.config.options import Config, load
-from peer.lab.study.description import Table, read_description
-from peer.lab.study.grid import C, Grid
+from peer.lab.description import Table, read_description
+from peer.lab.grid import C, Grid
 
 Row: TypeAlias = Mapping[str, Any]
 

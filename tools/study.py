@@ -33,10 +33,10 @@ from pydantic import Field
 from peer.config import options as configuration
 from peer.config.options import Config
 from peer.errors import DivergenceError
-from peer.lab.study import description
+from peer.lab import description
+from peer.lab.description import read_description
+from peer.lab.grid import aligned, one_by_one
 from peer.lab.study.checkout import commit
-from peer.lab.study.description import read_description
-from peer.lab.study.grid import aligned, one_by_one
 from peer.report.numbers import MISSING, duration, significant, size
 from peer.run.plan import algorithm_spec
 from peer.simulate import run as simulator

@@ -93,7 +93,7 @@ def merge(file: Path, folders: tuple[Path, ...], folder: Path | None, as_json: b
 
 
 def _open(file: Path, folder: Path | None) -> SweepFolder:
-    from peer.lab.study.description import read_description
+    from peer.lab.description import read_description
     from peer.lab.sweep.folder import SweepFolder
     from peer.lab.sweep.plan import Sweep
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from pydantic import Field
 
 from peer.errors import ConfigError
-from peer.lab.study.description import Table, read_description
+from peer.lab.description import Table, read_description
 
 FILE = Path(__file__).with_name("evidence.toml")
 

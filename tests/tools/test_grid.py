@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from peer.errors import ConfigError
-from peer.lab.study.description import read_description
-from peer.lab.study.grid import one_by_one
+from peer.lab.description import read_description
+from peer.lab.grid import one_by_one
 from tools.grid import Lines, Program, write_rows
 from tools.robustness_study import ATTACKS
 

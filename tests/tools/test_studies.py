@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from peer import gossip
-from peer.lab.study.description import read_description
+from peer.lab.description import read_description
 from peer.run import plan as run_plan
 from tools import scale, study
 

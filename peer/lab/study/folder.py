@@ -21,9 +21,9 @@ from typing import Any, TypeAlias
 from peer.config.options import Config
 from peer.errors import ConfigError, DivergenceError, StateError
 from peer.files import write_whole
+from peer.lab.grid import Files, one_by_one
 from peer.lab.study import cell, predict, race_tables, tables
 from peer.lab.study.checkout import commit
-from peer.lab.study.grid import Files, one_by_one
 from peer.lab.study.other_work import OtherWork
 from peer.lab.study.plan import Contender, Study
 from peer.lab.study.race_folder import Finish, RaceFolder

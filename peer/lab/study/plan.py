@@ -10,8 +10,9 @@ from pydantic import Field
 
 from peer.config.options import Config, load
 from peer.errors import ConfigError
-from peer.lab.study import description, rivals
-from peer.lab.study.description import Table, read_description
+from peer.lab import description
+from peer.lab.description import Table, read_description
+from peer.lab.study import rivals
 from peer.lab.study.rivals.worker import steps_per_round
 from peer.links.profiles import PROFILES
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from peer import gossip
 from peer.config.options import load
 from peer.errors import SottoError
+from peer.lab.grid import FileRow
 from peer.lab.study.checkout import commit
-from peer.lab.study.grid import FileRow
 from peer.lab.study.plan import Contender, Study
 from peer.lab.study.predict import simulated
 from peer.lab.study.rivals.training_orders import PROGRAM, TrainingOrders

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from peer.lab.grid import Files, one_by_one
 from peer.lab.study import race
-from peer.lab.study.grid import Files, one_by_one
 from peer.lab.study.plan import Contender, Study
 from peer.lab.study.race import Curve
 from peer.lab.study.row import Cell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from peer.lab.study.grid import aligned
+from peer.lab.grid import aligned
 from peer.lab.study.plan import Race
 from peer.lab.study.race import Curve
 from peer.lab.study.race_folder import Finish

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from peer.foreign_values import as_kind
+from peer.lab.grid import FileRow
 from peer.lab.study.cell import CellResult
-from peer.lab.study.grid import FileRow
 from peer.state.foreign_files import read_as
 
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from html import escape
 
-from peer.lab.study.grid import aligned
+from peer.lab.grid import aligned
 from peer.lab.study.plan import Study
 from peer.lab.study.row import Row, Scaled
 from peer.report import page

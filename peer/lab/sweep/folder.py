@@ -18,7 +18,7 @@ from typing import Any
 
 from peer.errors import SottoError, StateError
 from peer.files import write_whole
-from peer.lab.study.grid import Files, aligned
+from peer.lab.grid import Files, aligned
 from peer.lab.sweep.cell import Cell, request, simulate
 from peer.lab.sweep.plan import Planned, Sweep, cells
 from peer.ops.executors import ALL, Computing, Shard

@@ -14,7 +14,7 @@ from peer.config.options import Config, load
 from peer.config.precision_choice import FASTEST
 from peer.config.writer import spell
 from peer.errors import ConfigError
-from peer.lab.study.description import Contender, Table
+from peer.lab.description import Contender, Table
 
 
 class Sweep(Table):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from peer.lab.study.description import read_description
+from peer.lab.description import read_description
 from peer.lab.sweep.folder import SweepFolder
 from peer.lab.sweep.plan import Sweep
 from peer.ops.executors import ALL, Computing, Shard
