@@ -56,8 +56,7 @@ class StudyFolder:
 
     def cells(self, only: Sequence[str] = ()) -> Files[StudyCell, Cell]:
         """Return the cells of the study, all or those that `only` names. Raises ConfigError."""
-        folder = self._folder / "cells"
-        return Files(self.study.cells(only), folder, Cell, lambda cell: f"{cell[0].name}--{cell[1]}--{cell[2]}")
+        return Files(self.study.cells(only), self._folder / "cells", Cell, lambda c: f"{c[0].name}--{c[1]}--{c[2]}")
 
     def run(self, only: Sequence[str], say: Callable[[str], None], shard: Shard = ALL) -> int:
         """Measure the missing cells of a shard and report each to `say`; return how many failed. Raises ConfigError."""

@@ -65,8 +65,7 @@ class RaceFolder:
 
     def curves(self, only: Sequence[str] = ()) -> Files[tuple[Contender, float, int], Curve]:
         """Return the curves (contender, skew, seed) in the order of the study; of those that `only` names, if any."""
-        curves, folder = self._study.curves(only), self._folder
-        return Files(curves, folder, Curve, lambda cell: f"{cell[0].name}--{cell[1]:g}--{cell[2]}")
+        return Files(self._study.curves(only), self._folder, Curve, lambda c: f"{c[0].name}--{c[1]:g}--{c[2]}")
 
     def trained(self) -> list[Curve]:
         """Return the curves that were trained."""
