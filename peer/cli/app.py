@@ -1,4 +1,4 @@
-"""How the command line behaves as a whole: errors become one sentence and an exit code, output can be JSON.
+"""Common behaviour of the command line: errors become one sentence and an exit code, output can be JSON.
 
 Commands raise `SottoError` and let it go; nothing below this module prints an error or exits. A traceback is shown
 only under --debug.
@@ -25,7 +25,7 @@ from peer.errors import INTERRUPTED, LocalProtocolError, SottoError, StateError,
 from peer.foreign_text import printable
 
 BROKEN_PIPE = 141
-"""What a shell reports for a process that died of SIGPIPE."""
+"""Exit code that a shell reports for a process that died of SIGPIPE."""
 
 EXIT_CODES: dict[int, str] = {
     0: "success",
@@ -43,7 +43,7 @@ _OF_THE_MACHINE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO}
     | {errno.EACCES, errno.EPERM}
 )
-"""What the operating system may refuse anywhere: it is nobody's bug, wherever it is noticed."""
+"""Refusals of the operating system that can occur anywhere and are nobody's bug."""
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -180,7 +180,7 @@ class SottoGroup(click.Group):
 
 
 class _ReaderGone(Exception):
-    """Whoever read our output has ended."""
+    """The reader of our output has ended."""
 
 
 _HOW_TO_REPORT = " (run the same command with --debug for the traceback, and please report it)"

@@ -32,10 +32,10 @@ with quick_imports():
 
 @dataclass(frozen=True)
 class Start:
-    """What the process of one peer begins with."""
+    """The start of one peer's process."""
 
     arguments: list[str]
-    """Of the command `sotto`."""
+    """Arguments of the command `sotto`."""
     log: Path
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from peer.state.metrics import Summary
 
 TOLERANCE = 1e-9
-"""How far a replayed trajectory may be from the expected one: rounding of float64 stays far below."""
+"""Allowed difference of a replayed trajectory from the expected one: rounding of float64 stays far below."""
 
 
 @click.command(cls=SottoCommand)

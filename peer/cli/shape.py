@@ -217,7 +217,7 @@ def _lend_devices(profile: Profile, count: int, as_json: bool) -> None:
                     command = " ".join(network.command(device))
                     click.echo(f"device {device}  {network.address(device):12}  {command} COMMAND")
                 click.echo("Ctrl-C removes them", err=True)
-            # Whoever reads this through a pipe starts something on the devices now.
+            # A reader of this pipe may start programs on the devices now.
             sys.stdout.flush()
             while True:
                 signal.pause()

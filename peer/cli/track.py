@@ -77,7 +77,7 @@ def track(directory: Path, kinds: tuple[str, ...], every: int, follow: bool, as_
             points = _hand_over(follower, trackers)
             while follow and not _ends(stop):
                 points += _hand_over(follower, trackers)
-            # What came between the last look and the request to stop.
+            # Figures from between the last look and the request to stop.
             points += _hand_over(follower, trackers)
         finally:
             for tracker in trackers:

@@ -1,4 +1,5 @@
-"""What `sotto up` and `sotto simulate` share: the run folder, warnings before, progress during, the figures after."""
+"""Shared parts of `sotto up` and `sotto simulate`: the run folder, warnings before, progress during, the figures
+after."""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ def open_view(no_live: bool, config: Config) -> Iterator[Callable[[Progress], No
         view.update(replace(progress, elapsed_s=time.monotonic() - began))
 
     with live.open_view(live=is_interactive() and not no_live) as view:
-        # What follows imports libraries and reads data, which takes seconds.
+        # The next step imports libraries and reads data, which takes seconds.
         show(Progress(phase="preparing", rounds=config.run.rounds, elapsed_s=0.0))
         yield show
 
@@ -195,7 +196,7 @@ def draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> N
 @contextlib.contextmanager
 def report_in_any_case(directory: Path) -> Iterator[None]:
     """Write the report of a run that ends with an error too, since it shows what led there; remove the folder of one
-    that never began. Where peers were started, their states stay, whatever is missing beside them."""
+    that never began. If peers were started, their states stay, even if files beside them are missing."""
     try:
         yield
     except (SottoError, KeyboardInterrupt):

@@ -97,7 +97,7 @@ class PeerAddress(Section):
 
 
 class SecurityOptions(Section):
-    """Who may connect."""
+    """Access to the run."""
 
     mode: Literal["mtls", "tls+token", "insecure"] = "mtls"
     """mtls: both ends present a certificate signed by the run's CA. tls+token: listeners present a certificate and
@@ -117,12 +117,12 @@ class SecurityOptions(Section):
     plain_listener: bool = False
     """tls+token: listen without TLS. Only for a port that nothing but the load balancer can reach."""
     unsigned: Literal["refuse", "accept"] = "refuse"
-    """mtls: what becomes of statements about members that their author did not sign. accept: only while some devices
-    run a release that signs nothing."""
+    """mtls: treatment of statements about members that their author did not sign. accept: only while some devices run a
+    release that signs nothing."""
 
 
 class StateOptions(Section):
-    """What this peer stores on disk."""
+    """This peer's storage on disk."""
 
     directory: str = "state"
     """Folder for checkpoints, journals and metrics (path relative to this file)."""
@@ -142,7 +142,7 @@ class StateOptions(Section):
 
 
 class GraphOptions(Section):
-    """Which peer sends to which others in each round, and with what weights."""
+    """Edges between the peers in each round, and their weights."""
 
     kind: str | tuple[str, ...] = "directed-ring"
     """A graph (`sotto list graphs`), or a list of graphs that take turns."""
@@ -150,7 +150,7 @@ class GraphOptions(Section):
     """uniform: each sender splits its weight evenly (column stochastic). metropolis: doubly stochastic, for undirected
     graphs. explicit: those that the graph or its file defines. auto: what suits graph and algorithm."""
     period: Count = 1
-    """How long each graph stays where several take turns, in units of `period_unit`."""
+    """Duration of each graph where several take turns, in units of `period_unit`."""
     period_unit: Literal["rounds", "epochs"] = "rounds"
     """Unit of `period`. An epoch is one pass over the largest share of the training data."""
     degree: Count = 3
@@ -164,7 +164,7 @@ class GraphOptions(Section):
 
 
 class AlgorithmOptions(Section):
-    """How models are averaged."""
+    """Averaging of the models."""
 
     name: str = "quant-sgp"
     """An algorithm (`sotto list algorithms`)."""
@@ -177,11 +177,11 @@ class AlgorithmOptions(Section):
     the model. auto: a sixth of the averaging rate times the spectral gap of the graph. 0: no correction. Jobs on
     digits that begin without a file set "auto"."""
     mixing: Literal["plain", "clipped", "trimmed-mean"] = "plain"
-    """What a peer makes of its neighbours' models. plain: their weighted average. The others bound what a member that
-    sends poisonous models can do, with d-psgd, choco-sgd and dcd-psgd on undirected graphs. clipped: no neighbour moves
-    the model further than a radius. trimmed-mean: of every number, the largest and the smallest are left out."""
+    """Mixing rule for neighbours' models. plain: their weighted average. The others bound the harm of a member that
+    sends poisonous models, with d-psgd, choco-sgd and dcd-psgd on undirected graphs. clipped: no neighbour moves the
+    model further than a radius. trimmed-mean: the largest and the smallest of every number are left out."""
     attackers: Annotated[int, Field(ge=1)] = 1
-    """clipped, trimmed-mean: how many neighbours of each peer are taken to lie."""
+    """clipped, trimmed-mean: number of neighbours of each peer assumed to lie."""
     clip_radius: Positive | None = None
     """clipped: the radius, as the norm of a difference between two models. The default follows the distances to the
     neighbours in each round."""
@@ -205,7 +205,7 @@ class AlgorithmOptions(Section):
     factor_bits: Annotated[int, Field(ge=2, le=16)] = 8
     """low-rank: bits per number of the factors."""
     theta: Literal["verified", "constant", "theorem"] = "verified"
-    """How Moniqua chooses θ. verified: θ adapts, a hash checks each decoded message, and a failed one is repaired
+    """Moniqua's choice of θ. verified: θ adapts, a hash checks each decoded message, and a failed one is repaired
     exactly. constant: `theta_value`. theorem: the bound of the paper's theorem."""
     theta_value: Positive | None = None
     """Moniqua: the value of θ (constant; by default 2), or its first value (verified; by default 0.01: models begin
@@ -213,7 +213,7 @@ class AlgorithmOptions(Section):
 
 
 class CompressorOptions(Section):
-    """How messages are compressed."""
+    """Compression of messages."""
 
     kind: str = "top_k"
     """A compressor (`sotto list compressors`)."""
@@ -330,7 +330,7 @@ class DataOptions(Section):
     """Names of the class folders, in the order of their numbers, for tasks that read them: the same on all devices, of
     which each may lack some. Empty: each device numbers the folders that it has in the order of their names."""
     partition: Literal["skew", "dirichlet", "shards", "iid", "own"] = "skew"
-    """How the training data is split among the peers. Each device computes the same split on its own. own: nothing is
+    """Split of the training data among the peers. Each device computes the same split on its own. own: nothing is
     split; every device trains on all samples that its task returns there."""
     skew: Fraction = 0.8
     """skew: fraction of the data that is sorted by label and dealt in blocks. The rest is dealt at random."""
@@ -357,7 +357,7 @@ class DataOptions(Section):
 
 
 class RoundOptions(Section):
-    """What a round waits for."""
+    """Waiting for neighbours in a round."""
 
     late: Literal["wait", "skip"] = "wait"
     """wait: wait for every neighbour. skip: continue without a late neighbour and apply its message when it arrives."""
@@ -428,14 +428,14 @@ class TransportOptions(Section):
     relay_kbytes_per_s: NonNegative = 1250.0
     """Limit on the traffic that this peer relays between peers that cannot dial each other. 0: relay nothing."""
     linger_s: Positive = 20.0
-    """How long to stay reachable after the last round for neighbours that have not finished."""
+    """Time to stay reachable after the last round for neighbours that have not finished."""
 
 
 class LimitOptions(Section):
-    """How much of this device the peer may use; each device has its own limits."""
+    """Limits on the use of this device; each device has its own."""
 
     day_mbytes: Count | None = None
-    """What the links of this peer may carry in a calendar day, sent and received."""
+    """Data that the links of this peer may carry in a calendar day, sent and received."""
     month_mbytes: Count | None = None
     """The same for a calendar month."""
     timezone: str = "local"
@@ -450,7 +450,7 @@ class LimitOptions(Section):
     """Highest temperature of the device, as its warmest thermal zone reports it (Linux). The peer works again when it
     has cooled by 3 degrees."""
     processor_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Which part of the time local steps may take; the peer sleeps after each."""
+    """Part of the time that local steps may take; the peer sleeps after each."""
     then: Literal["slow", "pause", "leave"] = "slow"
     """When a limit is reached. slow: begin a round only every `slow_step_s`. pause: begin no round until the limit is
     lifted; with rounds it needs rounds.late = "skip", since otherwise the whole run would pause. leave: leave the run
@@ -539,7 +539,7 @@ class Config(Section):
 
     @property
     def num_listed(self) -> int:
-        """How many peers the lists of all devices have in common: those that were not admitted later."""
+        """Number of peers that the lists of all devices have in common: those that were not admitted later."""
         return sum(not peer.admitted for peer in self.peers)
 
     def num_members(self, num_peers: int) -> int:
@@ -548,7 +548,7 @@ class Config(Section):
 
     @property
     def momentum_rule(self) -> str:
-        """What peers do with `training.momentum`, by which they and their states compare it: releases before 0.3 took
+        """The peers' use of `training.momentum`, by which they and their states compare it: releases before 0.3 took
         the mean of all peers' Adam where there is one mean, and now it is Adam of the mean."""
         of_mean = self.algorithm.name in ("allreduce", "parameter-server") and self.training.momentum == "adam"
         return "adam of the mean gradient, as from 0.3" if of_mean else self.training.momentum
@@ -562,7 +562,7 @@ class Config(Section):
         # Where files lie is each device's own business.
         job["data"].pop("directory")
         job["graph"].pop("file")
-        # So is how much its links carry; only whether there is a limit decides about the averaging rate.
+        # The capacity of its links is, too; only the existence of a limit affects the averaging rate.
         job["compressor"]["budget_kbytes_per_s"] = self.compressor.budget_kbytes_per_s is not None
         job["training"]["momentum"] = self.momentum_rule
         # Earlier releases had a number in place of what depends on `theta`.
@@ -604,8 +604,8 @@ DIGITS_JOB: Mapping[str, Mapping[str, Any]] = {
     "algorithm": {"drift_correction": "auto"},
     "compressor": {"fraction": 0.1},
 }
-"""What a job on digits that begins without a file sets, beside the defaults. In files that leave these keys unset, and
-in runs that are under way, they mean what they always did."""
+"""Settings, beside the defaults, of a job on digits that begins without a file. Files that leave these keys unset, and
+runs under way, keep their meaning."""
 
 SECTIONS: Mapping[str, type[Section]] = {
     "run": RunOptions,

@@ -40,7 +40,7 @@ class PrecisionChoice:
 
     @classmethod
     def of_document(cls, tree: object) -> PrecisionChoice:
-        """Return what `document` described. Raises ValueError for anything else."""
+        """Read the object that `document` described. Raises ValueError for anything else."""
         if not isinstance(tree, dict) or not isinstance(times := tree.get("step_s", {}), dict):
             raise ValueError("not a choice of precision")
         step_s = {}

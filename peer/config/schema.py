@@ -29,7 +29,7 @@ _RANGES = (
 
 
 def accepts(section: type[BaseModel], key: str) -> str:
-    """Return what `key` may be set to: "a whole number of at least 1 (rounds)"."""
+    """Return the values that `key` accepts: "a whole number of at least 1 (rounds)"."""
     return _describe(properties(section)[key]) + (f" ({unit(key)})" if unit(key) else "")
 
 

@@ -9,7 +9,7 @@ from peer.links.profiles import Profile
 from peer.links.tc import limit_upload
 
 INTERFACE = "eth0"
-"""What an engine calls the interface of a container."""
+"""The engine's name of a container's interface."""
 
 
 def process_of(container: str) -> int:

@@ -1,4 +1,4 @@
-"""What a link turns out to be, measured from inside: round trip of small datagrams, goodput of TCP."""
+"""A link measured from inside: round trip of small datagrams, goodput of TCP."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Measured:
     """Median of an otherwise idle link."""
     least_round_trip_ms: float
     loses_packets: bool = False
-    """What is lost at random limits TCP before the rate does."""
+    """Whether packets are lost at random, which limits TCP before the rate does."""
 
     @property
     def rate_is_right(self) -> bool:
@@ -51,7 +51,7 @@ class Measured:
 
 
 def measure(network: LinkNetwork, sender: int, receiver: int, *, seconds: float = 4.0) -> Measured:
-    """Return what the link from one device to another is like; it takes a little longer than `seconds`.
+    """Measure the link from one device to another; it takes a little longer than `seconds`.
 
     TCP needs some round trips before it fills a link, which is time on top.
     """

@@ -33,7 +33,7 @@ PREFIX = "sotto-link"
 INTERFACE = "tap0"
 _BIG_FROM_KBIT = 50_000
 _SWITCH_MS = 0.07
-"""What crossing the switch takes by itself, measured one way; the latency that it adds is that much shorter."""
+"""Measured time of crossing the switch, one way; the latency that it adds is that much shorter."""
 _REMOVE_S = 10.0
 _NAMESPACES = Path("/run/netns")
 _SWITCH = Path(__file__).with_name("delay_switch.c")
@@ -43,7 +43,7 @@ _serial = itertools.count()
 
 @dataclass(frozen=True, kw_only=True)
 class PortCounters:
-    """What the switch counted for one device."""
+    """The switch's counters for one device."""
 
     frames: int
     num_bytes: int
@@ -90,7 +90,7 @@ class LinkNetwork:
         self._names = [f"{PREFIX}-{os.getpid()}-{next(_serial)}" for _ in self.profiles]
         self._switch: subprocess.Popen[str] | None = None
         self.counters: list[PortCounters] = []
-        """Of each device, known once the network is closed."""
+        """Counters of each device, known once the network is closed."""
         try:
             for name in self._names:
                 add_namespace(name)
@@ -118,7 +118,7 @@ class LinkNetwork:
         return self._names[device]
 
     def command(self, device: int) -> list[str]:
-        """Return what to put before a command that is to run on a device."""
+        """Return the prefix of a command that is to run on a device."""
         return ["ip", "netns", "exec", self._names[device]]
 
     def latency_ms(self, sender: int, receiver: int) -> float:
@@ -136,7 +136,7 @@ class LinkNetwork:
         return min((limit for limit in limits if limit), default=0.0)
 
     def round_trip_ms(self, sender: int, receiver: int, frame_bytes: int) -> float:
-        """Return what a frame there and back takes by what was asked for: both latencies, and its turn on the link."""
+        """Return the round trip of a frame on the requested link: both latencies, and its turn on the link."""
         result = 0.0
         for pair in ((sender, receiver), (receiver, sender)):
             rate = self.rate_kbit(*pair)

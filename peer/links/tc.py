@@ -1,4 +1,4 @@
-"""What the kernel is asked for: commands of iproute2, and the queue that limits an upload."""
+"""Settings of the kernel: commands of iproute2, and the queue that limits an upload."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What an operator does with peers from outside: start, resize, inspect, export, tune."""
+"""An operator's work with peers from outside: start, resize, inspect, export, tune."""

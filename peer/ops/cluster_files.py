@@ -17,7 +17,7 @@ from peer.net.security.certificates import Role
 
 @dataclass(frozen=True)
 class Host:
-    """Where one peer of a cluster runs."""
+    """Place of one peer of a cluster."""
 
     address: str | None
     """Name or IP address under which the others reach it; None where nobody can (it dials out only)."""
@@ -40,15 +40,14 @@ def write_cluster(
 ) -> list[Path]:
     """Write a CA, an operator's certificate and one folder peer-K for each host; return the peer files.
 
-    A folder peer-K is all that its device needs. Peers find each other through `advertise`; a peer without an address
-    listens nowhere and dials out; peer `relay` connects such peers with each other. The last `join_later` are not yet
-    members when the run begins. Where every host is this machine, peers listen on loopback only, otherwise on all
-    interfaces. `base` is where the relative paths of `config` start; in the new files they lead to the same places.
-    With `to_be_copied` they lead to places in the folders: files are copied into them, and a data folder is linked.
+    A device needs only its folder peer-K. Peers find each other through `advertise`; a peer without an address listens
+    nowhere and dials out; peer `relay` connects such peers with each other. The last `join_later` are not yet members
+    when the run begins. Where every host is this machine, peers listen on loopback only, otherwise on all interfaces.
+    `base` is where the relative paths of `config` start; in the new files they lead to the same places. With
+    `to_be_copied` they lead to places in the folders: files are copied into them, and a data folder is linked.
     Certificates are valid for `days` (by default two years), the authority for `ca_days` (ten); its key is encrypted
-    with `passphrase`, if any.
-    With `security.mode = "insecure"` no certificates are made. Raises ConfigError if the folder already holds a
-    cluster, unless `force`, and for what it cannot hold, before anything is written.
+    with `passphrase`, if any. With `security.mode = "insecure"` no certificates are made. Raises ConfigError if the
+    folder already holds a cluster, unless `force`, and for contents that it cannot hold, before anything is written.
     """
     names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(len(hosts))]
     if len(names) != len(hosts):
@@ -200,7 +199,7 @@ def _self_contained(
     inside = Path(os.path.normpath(directory))
     inside = Path(inside.name or "data") if ".." in inside.parts or inside == Path() else inside
     link, source = folder / inside, base / directory
-    # What each device has of its own is nowhere but there.
+    # A device's own data are only on that device.
     if source.is_dir() and config.data.partition != "own" and not (link.exists() or link.is_symlink()):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(source.resolve(), link.parent.resolve()), target_is_directory=True)
@@ -221,7 +220,8 @@ def refuse_mixed_loopback(hosts: Sequence[str]) -> None:
 
 
 def listening_address(host: str, port: int, *, local: bool) -> str:
-    """Return what a peer listens on that others dial at `host`: all interfaces, or where all are `local`, that one."""
+    """Return the listening host of a peer that others dial at `host`: all interfaces, or where all are `local`, that
+    one."""
     return join_address(host if local else "0.0.0.0", port)
 
 

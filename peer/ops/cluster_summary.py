@@ -100,7 +100,7 @@ def _criteria(directory: Path, members: Sequence[Member]) -> dict[str, Better]:
 
 
 def _chosen_precisions(directory: Path, members: Sequence[Member]) -> dict[str, PrecisionChoice]:
-    """Return what the peers chose to train in, as they say, or said when they were asked before."""
+    """Return the precisions that the peers chose, by their present or earlier answers."""
     earlier: Mapping[str, object] = {}
     with contextlib.suppress(OSError, StateError):
         earlier = dict(Summary.load(directory / "summary.json").chosen_precisions)

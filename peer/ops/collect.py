@@ -1,7 +1,7 @@
-"""What the peers of a cluster have measured, brought together on the operator's machine for one report.
+"""Metrics of a cluster's peers, brought together on the operator's machine for one report.
 
-Running peers are asked for the rows of their metrics that are not here yet; of others there is what an earlier call
-brought, or a state folder that was copied back. Nothing of it is state: the folder `collected` may be deleted.
+Running peers are asked for the rows of their metrics that are not here yet; for others, rows of an earlier call or of a
+state folder that was copied back are used. None of this is state: the folder `collected` may be deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDER = "collected"
 AT_ONCE = 16
 """Calls under way at the same time."""
 _FETCH_S = 300.0
-"""Of one peer, which may hand over its rows as slowly as it likes."""
+"""Longest time for one peer, which may hand over its rows slowly."""
 _KNOWN = "peers.json"
 
 
@@ -44,9 +44,9 @@ class Member:
     """Its own, or that of a peer whose list it is in."""
     base: Path
     entry: int | PeerAddress
-    """How it is asked."""
+    """Index or address under which it is asked."""
     collected: Path
-    """Where what it was asked for is kept."""
+    """File of its collected metrics."""
     has_kit: bool = True
     answer: Mapping[str, Any] | None = None
     problem: str | None = None
@@ -55,7 +55,8 @@ class Member:
 
     @property
     def metrics(self) -> Path | None:
-        """The metrics file that has most rounds of it: what was collected, or a state folder that was copied back."""
+        """The metrics file with most of its rounds: the collected one, or that of a state folder that was copied
+        back."""
         files = [self.collected]
         if self.has_kit:
             files.append(self.base / self.config.state.directory / "metrics.sqlite")
@@ -64,12 +65,12 @@ class Member:
 
     @property
     def recorded(self) -> int:
-        """Of how many rounds its figures are here."""
+        """Number of its rounds whose figures are here."""
         return 0 if self.metrics is None else standing.recorded(self.metrics, self.index)
 
     @property
     def state(self) -> str:
-        """What it does, or what became of it."""
+        """Its activity, or its end."""
         if self.answer is not None:
             return str(self.answer.get("state"))
         return "unreachable" if self.standing is None else self.standing.state
@@ -159,10 +160,9 @@ async def _fetch(member: Member, known: Sequence[Member], limit: asyncio.Semapho
 async def fetch_page(
     member: Member, known: Sequence[Member], table: str, after: int
 ) -> tuple[list[RoundRecord | EvaluationRecord | LinkRecord], int | None]:
-    """Return the next page of a peer's metrics, rows of rounds above `after`, and after which round there are more.
+    """Return the next page of a peer's metrics, rows of rounds above `after`, and the round after which there are more.
 
-    Raises SottoError, and RemoteProtocolError for rows that there cannot be. What a peer says of others that nobody
-    knows is left out.
+    Raises SottoError, and RemoteProtocolError for impossible rows. Rows about unknown peers are left out.
     """
     arguments = {"table": table, "after": after}
     page = await control.ask(member.config, member.base, member.entry, "metrics", arguments)
@@ -214,7 +214,7 @@ def find_standings(members: Sequence[Member], known: Mapping[str, Standing]) -> 
 
 
 def read_known(directory: Path) -> dict[str, Standing]:
-    """Return what was final of the peers of a cluster when they were last asked."""
+    """Return the final standings of a cluster's peers when they were last asked."""
     try:
         return read_as(dict[str, Standing], directory / FOLDER / _KNOWN)
     except (OSError, StateError):

@@ -38,8 +38,8 @@ _OPERATOR = {"ca": "ca.pem", "certificate": "operator.pem", "key": "operator.key
 def call(
     config: Config, base: Path, peer: int | PeerAddress | None, verb: str, arguments: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return what a peer answers to a control call (`CONTROL_VERBS`); None asks the configuration's own peer, an entry
-    one that the configuration does not list (`newcomers`).
+    """Return a peer's answer to a control call (`CONTROL_VERBS`); None asks the configuration's own peer, an entry one
+    that the configuration does not list (`newcomers`).
 
     `base` is where the relative paths of the configuration start. Raises RemoteError (PeerUnreachable if there is no
     answer, or the peer listens nowhere), SecurityError if the certificate does not allow the call.
@@ -61,7 +61,7 @@ async def ask(
     how: dict[str, Any] = {"name": entry.name, "security": credentials(config, base), "timeout_s": TIMEOUT_S}
     try:
         if is_own and (local := _own_socket(config, base)) is not None:
-            # Whoever listens there may be a process that a script of the peer's left behind.
+            # The listener there may be a process that a script of the peer's left behind.
             with contextlib.suppress(PeerUnreachable):
                 return await call_control(local, verb, arguments, **how)
         address = _address(entry, config.peer.listen if is_own else None)
@@ -72,7 +72,7 @@ async def ask(
 
 @dataclass(frozen=True)
 class Asked:
-    """Whom to ask."""
+    """A peer to ask."""
 
     config: Config
     base: Path
@@ -90,7 +90,7 @@ def call_all(
 async def ask_all(
     asked: Sequence[Asked], verb: str, arguments: dict[str, Any] | None = None
 ) -> list[dict[str, Any] | SottoError]:
-    """Return what each of several peers answers, or why it does not. They are asked at once: one that is silent, or
+    """Return the answer of each of several peers, or why it has none. They are asked at once: one that is silent, or
     answers nonsense, keeps nobody from being asked."""
     limit = asyncio.Semaphore(_AT_ONCE)
 
@@ -164,7 +164,7 @@ def _answered(answers: Iterable[dict[str, Any] | SottoError]) -> list[dict[str, 
 
 
 def _said_of(name: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a peer says of another one."""
+    """Return a peer's report about another one."""
     said: Mapping[str, Any] = status.get("peers", {}).get(name, {})
     return said
 
@@ -191,9 +191,9 @@ def may_operate(config: Config, base: Path) -> bool:
 def newcomers(config: Config, base: Path, status: Mapping[str, Any]) -> dict[int, PeerAddress]:
     """Return the peers that an answer names and the configuration does not list, by index.
 
-    Whoever answers may invent them. So where the run has a CA, it must have signed a certificate for exactly this
-    index, name, address and relay. Elsewhere the word of the peer is all there is, and holds
-    for _MOST_UNSIGNED. Raises SecurityError without credentials.
+    The answering peer may invent them. Where the run has a CA, it must therefore have signed a certificate for exactly
+    this index, name, address and relay. Elsewhere the peer's word has to do, for _MOST_UNSIGNED at most. Raises
+    SecurityError without credentials.
     """
     listed = {peer.name for peer in config.peers}
     access = credentials(config, base)

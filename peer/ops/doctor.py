@@ -50,16 +50,16 @@ class Finding:
     """One thing that was looked at."""
 
     check: str
-    """What: configuration, certificate, port, address, or the name of a neighbour."""
+    """Subject of the check: configuration, certificate, port, address, or the name of a neighbour."""
     level: Level
     sentence: str
     advice: str = ""
-    """What to do about it."""
+    """Remedy."""
     exit_code: int = field(default=0, repr=False)
 
 
 def examine(config: Config, base: Path) -> list[Finding]:
-    """Return what was found, in the order in which it should be mended. Raises nothing that a fault could cause."""
+    """Return the findings, in the order in which they should be mended. No fault makes it raise."""
     return asyncio.run(_examine(config, base))
 
 
@@ -152,7 +152,7 @@ def _certificate(security: Access | None) -> Iterator[Finding]:
 
 
 async def _own_status(config: Config, security: Access | None) -> dict[str, Any] | None:
-    """Return what this peer says, if it runs."""
+    """Return this peer's answer, if it runs."""
     if not config.peer.listen:
         return None
     host, _, port = config.peer.listen.rpartition(":")
@@ -240,7 +240,7 @@ async def _neighbor(
 
 
 async def _full_packets(name: str, address: str) -> Finding | None:
-    """Return what is wrong if small packets reach a neighbour, and full ones do not.
+    """Return the finding if small packets reach a neighbour, and full ones do not.
 
     A tunnel on the way takes a part of each packet. If nobody tells the sender, because a firewall drops ICMP, the
     sender repeats for ever what is too large. No listener knows what to do with zeros: it ends the connection as soon
@@ -317,7 +317,7 @@ async def _tcp_trouble(name: str, address: str) -> Finding | None:
     except OSError as error:
         sentence, advice = f"{address} cannot be reached: {error.strerror}", "check the network of this device"
         if error.errno == errno.EHOSTUNREACH:
-            # What a router says of an address that nobody has, and a firewall of a port that it keeps shut.
+            # A router's answer for an address that nobody has, and a firewall's for a port that it keeps shut.
             advice = f"correct its advertise address, or open TCP port {port} in the firewall there"
     else:
         return None

@@ -1,10 +1,10 @@
 """Adding devices to a cluster, and taking certificates back.
 
-A new device makes its own key and a request (`request`). The machine that holds the authority says what it would sign
-(`propose`) and, once the operator has confirmed that, signs it (`admit`). Nothing of the other devices changes: the
-certificate says where the new peer stands and how it is reached, so that running peers believe it when it joins. What
-was signed is kept in `issued/`, so that it can be revoked (`revoke`) when a device is lost. The folder is the one that
-`sotto init cluster` wrote.
+A new device makes its own key and a request (`request`). The machine that holds the authority shows what it would sign
+(`propose`) and, once the operator has confirmed that, signs it (`admit`). Nothing changes on the other devices: the
+certificate gives the new peer's position and address, so that running peers believe it when it joins. Signed
+certificates are kept in `issued/`, so that they can be revoked (`revoke`) when a device is lost. The folder is the one
+that `sotto init cluster` wrote.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CA_KEY = "ca.key"
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a request asks for, as far as it can be granted."""
+    """The part of a request that can be granted."""
 
     request: Request
     index: int
@@ -41,19 +41,19 @@ class Proposal:
     known: bool
     """Whether the list of peers has it already: then its certificate is renewed."""
     left_out: tuple[str, ...]
-    """What else the request names, as it can be shown; it is not signed."""
+    """Other names in the request, in printable form; not signed."""
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """What came of a request."""
+    """The result of a request."""
 
     identity: Identity
     index: int
     """Position of the peer in its own `[[peers]]`."""
     entry: PeerAddress
     folder: Path
-    """Of what has to be copied to the device."""
+    """The folder to copy to the device."""
     known: bool
     """Whether the list of peers had it before: then its certificate is renewed."""
 
@@ -82,7 +82,7 @@ def needs_passphrase(directory: Path) -> bool:
 def propose(
     directory: Path, request_pem: bytes, *, relay: str | None = None, passphrase: bytes | None = None
 ) -> Proposal:
-    """Return what `admit` would sign for a request, with the authority in the cluster's folder.
+    """Return the proposal that `admit` would sign for a request, with the authority in the cluster's folder.
 
     `relay`: the peer at which the device waits for callers, where nobody can dial it. `passphrase`: of the
     authority's key, if it has one. Raises ConfigError, SecurityError.
@@ -168,7 +168,7 @@ def revoke(
         )
     pem = authority.revoke(older, [each.serial for each in found])
     write_bytes(directory / LIST_FILE, pem)
-    # What is copied to a device from now on knows of it.
+    # Folders copied to a device from now on hold the new list.
     for file in directory.glob("peer-*/ca.pem"):
         write_bytes(file.with_name(LIST_FILE), pem)
     return found, pem
@@ -180,7 +180,7 @@ def _keep(directory: Path, identity: Identity, certificate: bytes) -> None:
 
 
 def _certificates(directory: Path, authority: CertificateAuthority) -> list[Identity]:
-    """Return what the authority issued from this folder, the newest last."""
+    """Return the certificates issued from this folder, the newest last."""
     found: dict[int, tuple[Identity, int]] = {}
     for pattern in (f"{ISSUED}/*.pem", "peer-*/peer.pem", "operator.pem"):
         for file in directory.glob(pattern):

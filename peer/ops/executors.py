@@ -1,8 +1,8 @@
-"""Where many simulations are computed: in this process, in processes of this machine, or on a cluster of Dask or Ray.
+"""Executors for many simulations: in this process, in processes of this machine, or on a cluster of Dask or Ray.
 
-Each of these is an executor of `concurrent.futures`, and nothing else in the package knows which one it was given. What
-is called must be a function of a module, with texts, numbers and truth values as arguments and as result: they go to
-other machines.
+Each is an executor of `concurrent.futures`, and nothing else in the package knows which one it was given. A call must
+be to a function of a module, with texts, numbers and truth values as arguments and as result: they go to other
+machines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kind: TypeAlias = Literal["local", "dask", "ray"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _MODULES = {"dask": "distributed", "ray": "ray"}
 _LOOK_EVERY_S = 0.5
-"""How often a wait looks whether it is over."""
+"""Interval at which a wait looks whether it is over."""
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -89,8 +89,8 @@ def open_executor(kind: Kind = "local", *, workers: int = 1, address: str | None
     """Offer an executor: `workers` processes of this machine, or those of the cluster at `address`; without an address,
     a cluster of so many processes of this machine.
 
-    What a cluster computes at once is as much as it has processors when this is called. Raises ConfigError where the
-    package for it is missing, or where an address has nothing to say.
+    A cluster runs as many calls at once as it has processors now. Raises ConfigError where its package is missing, or
+    where an address has no meaning.
     """
     if kind == "local":
         if address is not None:
@@ -136,7 +136,7 @@ def _ray(workers: int, address: str | None) -> Iterator[Computing]:
     options: dict[str, Any] = {"address": address}
     if address is None:
         options = {"address": "local", "num_cpus": workers, "include_dashboard": False}
-        # What this process can import, its workers can.
+        # Workers can import everything that this process can.
         options["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}}
     ray.init(log_to_driver=False, configure_logging=False, **options)
     try:

@@ -1,9 +1,9 @@
 """The trained model of a run or of one peer, as safetensors under the names of the model's state_dict; beside it, if
-wanted, forms that need neither this package nor the code of the task, and a card that says how it was trained.
+wanted, forms that need neither this package nor the code of the task, and a card that describes its training.
 
-What a push-sum algorithm keeps is x and its weight u; the model is z = x / u. The average of all peers is Σ x / Σ u,
-taken at the newest round of which every peer that was a member then has a checkpoint: whoever had left or was lost has
-no part in it.
+A push-sum algorithm keeps x and its weight u; the model is z = x / u. The average of all peers is Σ x / Σ u, taken at
+the newest round of which every peer that was a member then has a checkpoint. Peers that had left or were lost have no
+part in it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HUB_CONFIG = "config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """What to write beside the model, under its name with another ending."""
+    """Files to write beside the model, under its name with another ending."""
 
     program: bool = False
     """.pt2, for `torch.export.load`."""
@@ -77,21 +77,21 @@ class Beside:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The written files, and their contents."""
 
     round: int | None
     """Rounds that the model has seen; None where the folder does not say."""
     peers: tuple[int, ...]
-    """Whose models went into it; empty where the folder does not say."""
+    """Peers whose models went into it; empty where the folder does not say."""
     description: str
     files: tuple[Path, ...] = ()
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Of an export in 8 bits: "float32", "int8" or "onnx-int8" → criterion → figure on the test set; float32 is that of
-    the same weights in full precision."""
+    """For an export in 8 bits: "float32", "int8" or "onnx-int8" → criterion → figure on the test set; float32 is that
+    of the same weights in full precision."""
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """Of each that was measured, the fraction of the test set that the model gets right."""
+        """Fraction of the test set that each measured model gets right."""
         name = ACCURACY.name
         return {precision: figures[name] for precision, figures in self.figures.items() if name in figures}
 

@@ -1,4 +1,4 @@
-"""What a folder of the Hugging Face Hub has beside the weights: config.json, and the heading of the model card.
+"""Files of a Hugging Face Hub folder beside the weights: config.json, and the heading of the model card.
 
 DistilBERT has the names and the arithmetic of `transformers`, which loads such a folder by itself. Other models need
 the code of their task: their config.json says which.

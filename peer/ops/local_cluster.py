@@ -1,7 +1,7 @@
 """`sotto up`: the processes of a whole run on this machine, started, watched and ended together.
 
 Each peer is `sotto run` on a configuration of its own, as it would be on a device of its own; nothing here takes part
-in training. What the live view shows is read from the metrics that the peers write anyway.
+in training. The live view reads the metrics that the peers write anyway.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _KINDS: Mapping[int, type[SottoError]] = {
 
 
 _ERROR = r"(?:\d{4}-\S+ \S+ )?sotto: error: "
-"""What stands in front of an error, with or without its time."""
+"""Prefix of an error, with or without its time."""
 
 _TRACEBACK = re.compile(
     rf"^Traceback \(most recent call last\):\n(?:(?!\d{{4}}-).*\n)*(?={_ERROR}.*\s*\Z)", re.MULTILINE
@@ -126,7 +126,7 @@ class Cluster:
         if (problem := self.setup.short_shard(range(num_peers))) is not None:
             log.warning("%s", problem)
         self.numbers = range(num_peers) if lineup is None else lineup.started
-        """Of the peers that run here; all else here goes by their position among these."""
+        """Numbers of the peers that run here; everything else here goes by their position among these."""
         self._leaving = set() if lineup is None else {*lineup.leaving}
         self._leaves_at: dict[int, int] = {}
         """Peer number → first round without it."""
@@ -212,7 +212,7 @@ class Cluster:
 
     @property
     def num_ready(self) -> int:
-        """How many peers have read their data and can begin."""
+        """Number of peers that have read their data and can begin."""
         return sum(store is not None for store in self._stores)
 
     @property
@@ -265,8 +265,8 @@ class Cluster:
         return ""
 
     def failure(self, *, stops: bool = False) -> SottoError | None:
-        """Return what to tell of the first process that ended with an error, of the kind that its exit code names;
-        `stops` is as for `failed`."""
+        """Return the error of the first process that ended with one, of the kind that its exit code names; `stops` is
+        as for `failed`."""
         failed = self.failed(stops=stops)
         if self._fork_server is not None and (lost := self._fork_server.failure()) is not None:
             return lost
@@ -314,7 +314,7 @@ class Cluster:
                 MetricsStore(folder / "metrics.sqlite").close()
 
     def _close_fork_server(self) -> None:
-        """Release its memory when no peer is left. Whoever starts one again gets another server."""
+        """Release its memory when no peer is left. A later start gets another server."""
         if self._fork_server is not None:
             self._fork_server.close()
             self._fork_server = None
@@ -324,13 +324,13 @@ class Cluster:
         states = []
         for index in self.staying:
             checkpoint = load_checkpoint(find_checkpoints(self.state_folders[index])[-1])
-            # Whoever was told to leave while the run went on has handed over its share.
+            # A peer that was told to leave while the run went on has handed over its share.
             if not has_left(checkpoint.state, self.config, self.numbers[index], checkpoint.round):
                 states.append((checkpoint.arrays["algorithm/x"], float(checkpoint.arrays["algorithm/u"][0])))
         return states
 
     def chosen_precisions(self) -> dict[str, PrecisionChoice]:
-        """Return what the peers chose to train in, by name, where each chooses."""
+        """Return the precisions that the peers chose, by name, where each chooses."""
         found = {}
         for name, folder in zip(self.names, self.state_folders, strict=True):
             if (choice := CHOSEN_PRECISION.read(RealDisk(folder))) is not None:
@@ -485,7 +485,7 @@ def up(
     ended: str = "completed"
     failure: SottoError | None = None
     try:
-        # Of a newcomer it is 0 until it joins, with rounds that it has not trained.
+        # A newcomer's is 0 until it joins, with rounds that it has not trained.
         begin = [peer.round for peer in cluster.poll()]
         cluster.start()
         while not cluster.finished():

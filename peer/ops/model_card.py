@@ -20,18 +20,18 @@ from peer.state.metrics import Summary
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """What a card says beyond the configuration."""
+    """Facts on a card beyond the configuration."""
 
     description: str
-    """Whose model it is."""
+    """The origin of the model."""
     round: int | None
     num_peers: int
     summary: Summary | None = None
-    """Of the run, where it belongs to the model."""
+    """Summary of the run, where it belongs to the model."""
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Name of a file → criterion → its figure, where it was measured anew."""
     inputs: Sequence[str] = ()
-    """Of the ONNX model."""
+    """Inputs of the ONNX model."""
     is_int8: bool = False
     """Whether the safetensors file has int8 weights."""
     of_transformers: bool = False

@@ -125,7 +125,7 @@ class ForkServer:
         return process
 
     def failure(self) -> SottoError | None:
-        """Return what to tell if the server ended before it was closed, and with it all that it had forked."""
+        """Return the error if the server ended before it was closed, and with it all processes that it had forked."""
         if not self._is_lost:
             return None
         code = self._server.wait()
@@ -155,7 +155,7 @@ class ForkServer:
 
     def send(self, request: dict[str, object]) -> None:
         """Send a request."""
-        # Of a server that is gone, `read` knows.
+        # `read` notices a server that is gone.
         with contextlib.suppress(BrokenPipeError):
             self._socket.sendall(json.dumps(request).encode() + b"\n")
 

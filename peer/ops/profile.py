@@ -1,8 +1,8 @@
-"""What training a model costs one peer, in each precision: memory, operations, messages (the low-precision
-paper's figure 3, measured).
+"""The cost of training a model for one peer, in each precision: memory, operations, messages (the low-precision paper's
+figure 3, measured).
 
 Memory is that of a process of its own which does nothing but train: bytes kept for the backward pass are counted tensor
-by tensor, the peak of a step is what the kernel saw (Linux). Multiplications are counted from the shapes of linear
+by tensor, the peak of a step comes from the kernel (Linux). Multiplications are counted from the shapes of linear
 layers, convolutions and attention, which are nearly all; messages are encoded and measured.
 """
 
@@ -61,7 +61,7 @@ FRUGAL: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What is measured."""
+    """The model and batch to measure."""
 
     model: str
     batch: int = 32
@@ -72,12 +72,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a training step costs in one precision."""
+    """Cost of a training step in one precision."""
 
     saved_bytes: int
     """Kept from the forward for the backward pass, without the parameters."""
     peak_bytes: int | None
-    """By which a step raises the memory of the process at most; None where the kernel does not tell."""
+    """Most bytes that a step adds to the memory of the process; None where the kernel does not tell."""
     step_s: float
     """CPU seconds of one thread, forward and backward pass, median."""
 
@@ -103,7 +103,8 @@ class Profile:
     """Compressor in words → bytes of a frame to one neighbour."""
 
     def weight_bytes(self, precision: Precision) -> int:
-        """Return what weights and, in 8 bits, their codes occupy; the float32 weights are those that gossip moves."""
+        """Return the bytes of the weights and, in 8 bits, their codes; the float32 weights are those that gossip
+        moves."""
         return 4 * self.parameters + (self.parameters if precision == "int8" else 0)
 
     def operations(self, precision: Precision) -> dict[str, int]:
@@ -124,7 +125,7 @@ COMPRESSORS: Mapping[str, tuple[Literal["weights", "step"], Mapping[str, object]
     "top 1 %": ("step", {"kind": "top_k", "fraction": 0.01}),
     "top 2 % in 4 bits": ("step", {"kind": "top_k", "fraction": 0.02, "value_bits": 4}),
 }
-"""What is sent, and how. Codes of 8 bits are those that the paper's fourfold saving in communication stands for."""
+"""Data sent, and their compressor. The paper's fourfold saving in communication is that of the 8-bit codes."""
 
 _IMAGE_MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "resnet20": resnet20,
@@ -230,7 +231,7 @@ def kept_bytes(model: nn.Module, forward: Callable[[], torch.Tensor], *others: t
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = forward()
-    # What an int8 network keeps lies on its own tape.
+    # An int8 network keeps its tensors on its own tape.
     inside = int(getattr(model, "last_saved_bytes", 0))
     del output
     return sum(kept.values()) + inside

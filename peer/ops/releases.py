@@ -1,4 +1,4 @@
-"""Which releases the peers of a run have, in a sentence."""
+"""The releases of a run's peers, in a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who goes on when a run on this machine is resumed, and with how many peers.
+"""Peers that continue when a run on this machine is resumed, also with another number of peers.
 
 A run folder holds the folder of every peer that ever took part. Those of peers that left stay where they are; new
 peers are signed by the run's own CA, as a device would be.
@@ -36,8 +36,8 @@ class Lineup:
 
 
 def line_up(peers: Path, config: Config, wanted: int | None) -> Lineup:
-    """Return who goes on in the folder of a run's peers, so that `wanted` of them (by default all that are there) are
-    left. The newest leave first. Raises ConfigError if the members of this run cannot change."""
+    """Return the peers that go on in the folder of a run's peers, so that `wanted` of them (by default all that are
+    there) are left. The newest leave first. Raises ConfigError if the members of this run cannot change."""
     numbers = sorted(int(file.parent.name.removeprefix("peer-")) for file in peers.glob("peer-*/peer.toml"))
     changes, last_round = _changes([peers / f"peer-{number}" / config.state.directory for number in numbers])
     # A device that was lost may have come back, under another number.
@@ -48,7 +48,7 @@ def line_up(peers: Path, config: Config, wanted: int | None) -> Lineup:
     wanted = len(there) if wanted is None else wanted
     if wanted != len(there) and (why := why_no_changes(config)) is not None:
         raise ConfigError(f"differs from the number of peers of this run, but {why}", key="--peers", value=wanted)
-    # Whoever nobody has let in yet need not be started to leave; whoever is about to leave has to.
+    # A peer that nobody has let in yet need not be started to leave; one that is about to leave has to.
     known = {*range(config.num_listed), *newest}
     leaving = {number for number in there[wanted:] if number in known}
     leaving |= {number for number, effective in ended.items() if effective > last_round}
@@ -62,7 +62,7 @@ def add_peers(peers: Path, numbers: Sequence[int], ports: Sequence[int], *, sign
     for number, port in zip(numbers, ports, strict=True):
         folder, name, address = peers / f"peer-{number}", f"peer-{number}", f"127.0.0.1:{port}"
         if folder.exists():
-            shutil.rmtree(folder)  # Of an attempt that was cut off: it has no peer.toml yet.
+            shutil.rmtree(folder)  # Left by an attempt that was cut off: it has no peer.toml yet.
         if not signed:
             add_unsigned(peers, name, address)
             continue
@@ -72,7 +72,7 @@ def add_peers(peers: Path, numbers: Sequence[int], ports: Sequence[int], *, sign
 
 
 def _changes(states: Sequence[Path]) -> tuple[Sequence[Change], int]:
-    """Return what the newest checkpoints know of changes of the members, and the last round of any of them."""
+    """Return the changes of the members in the newest checkpoints, and the last round of any of them."""
     found, last_round = Membership(()), 0
     for state in states:
         for file in find_checkpoints(state)[-1:]:

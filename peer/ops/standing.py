@@ -1,7 +1,7 @@
-"""What became of a peer that does not answer: it may have finished, left the run, be lost, or not have joined yet.
+"""The standing of a peer that does not answer: it may have finished, left the run, be lost, or not have joined yet.
 
-Two things can tell: what it left on disk, where its folder lies here, and what the peers say that do answer. Only what
-is final is believed of a folder, which may be a copy: a peer that has finished or left stays so.
+There are two sources: its state on disk, where its folder lies here, and the peers that do answer. A folder may be a
+copy, so only a final state in it is believed: a peer that has finished or left stays so.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ FINAL = ("lost", "left", "finished")
 """States that a peer keeps."""
 
 _BY_WEIGHT = (*FINAL, "joining", "not joined", "connected")
-"""Where peers say different things of another one, the first counts: the rest is what some have not heard of yet."""
+"""Order of precedence where peers disagree about another one: some have not heard the latest yet."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What is known of a peer that does not answer."""
+    """The known state of a peer that does not answer."""
 
     state: Literal["finished", "left", "lost", "joining", "not joined", "connected"]
     told_by: str
-    """The name of a peer, or what says so on disk."""
+    """The name of a peer, or the source on disk."""
     round: int | None = None
     """Rounds that it completed; None where that is not known."""
 
@@ -52,7 +52,7 @@ class Standing:
 
 
 def from_folder(config: Config, base: Path) -> Standing | None:
-    """Return what the state folder of a peer says, if it is final; None if it is not, or there is none."""
+    """Return the standing in a peer's state folder, if it is final; None if it is not, or there is none."""
     folder = base / config.state.directory
     index, rounds = config.peer.index, config.run.rounds
     try:
@@ -75,8 +75,8 @@ def from_metrics(file: Path, config: Config, index: int) -> Standing | None:
 
 
 def from_answers(name: str, answers: Iterable[Mapping[str, Any]]) -> Standing | None:
-    """Return what the peers that answered know of another one; None if they take it for a member that trains, and none
-    of them is connected to it."""
+    """Return another peer's standing by the peers that answered; None if they take it for a member that trains, and
+    none of them is connected to it."""
     said = [
         Standing(each["peers"][name]["state"], str(each["name"]))
         for each in answers

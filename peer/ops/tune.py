@@ -54,11 +54,11 @@ SHORTEST = 20
 """Rounds; shorter runs tell nothing."""
 
 _HALVING = 0.1
-"""What half of a metric of which lower values are better counts for, where accuracies count as they are: an error that
-doubles is a collapse of ten points."""
+"""Gain for halving a metric of which lower values are better, on the scale of accuracies: an error that doubles is a
+collapse of ten points."""
 
 _WORST_GAIN = -0.99
-"""Of a figure that is no number; trials that did not hold are below it."""
+"""Gain of a figure that is no number; trials that did not hold are below it."""
 
 CLIFF_DROP = 0.1
 """A point with a larger η or γ than the best point of the same length collapsed if its worst peer is this far below, as
@@ -68,7 +68,7 @@ RESOLUTION = 0.001
 """Accuracies that round to the same multiple of this are equal; then the smaller consensus distance wins."""
 
 FINALISTS = 3
-"""How many safe points are run again with other seeds at most."""
+"""Most safe points that are run again with other seeds."""
 
 MOST_SEEDS = 10
 """Further seeds would say little more."""
@@ -112,23 +112,23 @@ class Trial:
     """held: it came to its end. diverged: a guard stopped it. refused: the validator did, before the first round. cut
     off: the time was up."""
     reason: str | None = None
-    """Of a run that did not come to its end."""
+    """Why a run did not come to its end."""
     worst_accuracy: float | None = None
     """Fraction of the test samples that the worst peer's model gets right."""
     averaged_accuracy: float | None = None
     worst_figure: float | None = None
-    """Of the worst peer, by the first metric of an own task; None where there is none."""
+    """The worst peer's figure by the first metric of an own task; None where there is none."""
     averaged_figure: float | None = None
     worst_gain: float | None = None
-    """What `worst_figure` counts for: see `gain_of`."""
+    """Gain of `worst_figure`: see `gain_of`."""
     consensus_distance: float | None = None
     payload_bytes: int = 0
-    """Of all peers."""
+    """Sum over all peers."""
     seconds: float = 0.0
 
     @property
     def gain(self) -> float | None:
-        """What the worst peer counts for; its accuracy where the task has no metrics."""
+        """The worst peer's gain; its accuracy where the task has no metrics."""
         return self.worst_accuracy if self.worst_figure is None else self.worst_gain
 
     @property
@@ -138,7 +138,7 @@ class Trial:
 
     @property
     def score(self) -> tuple[float, float]:
-        """What trials of equal length are compared by: worst peer first, then consensus."""
+        """Sort key of trials of equal length: worst peer first, then consensus."""
         if self.verdict != "held" or self.gain is None:
             return -1.0, -math.inf
         distance = self.consensus_distance
@@ -147,7 +147,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What a search found."""
+    """The result of a search."""
 
     best: Trial
     safe: bool
@@ -155,13 +155,13 @@ class Tuning:
     averages: bool
     """Whether the algorithm has an η at all."""
     rounds: int
-    """Of the longest runs."""
+    """Rounds of the longest runs."""
     shortened: bool
     """Whether these are shorter than the job, for want of time."""
     ended: Literal["done", "trials used up", "time used up", "stopped"]
-    """How the search for a safe point ended; what is repeated after that does not count."""
+    """The end of the search for a safe point; repetitions after it do not count."""
     criterion: Criterion = ACCURACY
-    """What trials are compared by."""
+    """The criterion that trials are compared by."""
     repeats: tuple[float, ...] = ()
     """Figures of the worst peer of the best point, one for each seed, in its longest runs."""
     next_best: Trial | None = None
@@ -171,7 +171,8 @@ class Tuning:
     """Accuracy of a model that gives every class equally often; None where a task has no classes. Where an own task has
     metrics, the figure of the untrained model."""
     single_process_accuracy: float | None = None
-    """Of one process with all data and the best γ that sees as many samples; None if there was no time for it."""
+    """Accuracy of one process with all data and the best γ that sees as many samples; None if there was no time for
+    it."""
     single_process_figure: float | None = None
     """The same by the first metric of an own task."""
     trials: tuple[Trial, ...]
@@ -210,8 +211,8 @@ class Tuning:
 
 
 def gain_of(criterion: Criterion, figure: float, start: float) -> float:
-    """Return what a figure counts for, on the scale of accuracies. Figures of which higher values are better count as
-    they are; of others, each halving of `start`, that of the untrained model, counts for ten points."""
+    """Return the gain of a figure, on the scale of accuracies. Figures of which higher values are better count as they
+    are; of others, each halving of `start`, that of the untrained model, counts for ten points."""
     if not math.isfinite(figure):
         return _WORST_GAIN
     if criterion.better == "higher":
@@ -403,7 +404,7 @@ class _Search:
     again: dict[Point, list[Trial]] = field(default_factory=dict)
     """Their trials with other seeds, in the order of the seeds."""
     lengths: list[int] = field(default_factory=list)
-    """Of the runs of each stage, in the order of the stages."""
+    """Lengths of the runs of each stage, in the order of the stages."""
     unsafe: set[Point] = field(default_factory=set)
     safe: set[Point] = field(default_factory=set)
     lost: set[Point] = field(default_factory=set)
@@ -411,7 +412,7 @@ class _Search:
     trials: list[Trial] = field(default_factory=list)
     """In the order in which they ran."""
     reserved_s: float = 0.0
-    """Of the budget, for what follows the search."""
+    """Part of the budget for work after the search."""
 
     def __post_init__(self) -> None:
         self.started = self.clock()
@@ -546,7 +547,7 @@ class _Search:
         """Repeat the best in greater length and with other seeds, as far as trials and time last."""
         while self.full < self.rounds and (longer := self._affordable_rounds()) >= min(LONGER * self.full, self.rounds):
             self._climb_with(longer)
-            # What held in shorter runs has to hold in these.
+            # Points that held in shorter runs have to hold in these.
             self.safe.clear()
             self.unsafe.clear()
             self.climb()
@@ -670,7 +671,7 @@ class _Search:
         return [self.found[point, rounds], *(self.again.get(point, []) if rounds == self.full else [])]
 
     def _over_seeds(self, point: Point) -> tuple[float, float, int, int]:
-        """Return what finalists are compared by: the mean over the seeds that all of them ran with."""
+        """Return the mean by which finalists are compared: over the seeds that all of them ran with."""
         common = 1 + min(len(self.again.get(other, ())) for other in self.finalists)
         known = [t.gain for t in self._of_all_seeds(point, self.full) if t.gain is not None][:common]
         mean = sum(known) / len(known) if known else -1.0
@@ -765,7 +766,7 @@ class _Simulated:
 
     @cached_property
     def _untrained(self) -> tuple[Criterion, float | None]:
-        """What trials are compared by, and where it is a metric, that of the model that runs start from."""
+        """The criterion of trials, and where it is a metric, the figure of the untrained model."""
         setup = RunSetup.open(self.config, self.base, self.num_peers)
         if setup.criterion == ACCURACY:
             return ACCURACY, None
@@ -777,7 +778,7 @@ class _Simulated:
         return self._untrained[0]
 
     def __call__(self, averaging_rate: float, learning_rate: float, rounds: int, repeat: int) -> Trial:
-        """Return what came of a run with these rates, that many rounds and the seed of that repetition."""
+        """Return the result of a run with these rates, that many rounds and the seed of that repetition."""
         if (averaging_rate, learning_rate, rounds, repeat) in self.prepared:
             return self.prepared.pop((averaging_rate, learning_rate, rounds, repeat))
         config = with_rates(self.config, averaging_rate, learning_rate, rounds, repeat)

@@ -1,4 +1,4 @@
-"""What was measured about the worst peer's accuracy, by option and skew: `evidence.toml`, read and checked."""
+"""Measurements of the worst peer's accuracy, by option and skew: `evidence.toml`, read and checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Option(Table):
     rival: Rival | None = None
     """Another system; None: a configuration of ours."""
     settings: tuple[str, ...] = ()
-    """Of ours: section.key=value."""
+    """Settings of our option: section.key=value."""
     every: int = Field(default=1, ge=1)
     """Steps of a peer between two exchanges: of local SGD, and of ours what `training.local_steps` says."""
 
@@ -36,7 +36,7 @@ class Measured(Table):
 
     option: str
     skew: float
-    """Of the labels. A row also stands for smaller skews where those were not measured."""
+    """Skew of the labels. A row also stands for smaller skews where those were not measured."""
     worst: Curve
     """Accuracy of the worst peer."""
     seed: int | None = None
@@ -54,7 +54,7 @@ class Setting(Table):
     reference: str
     """The option that the others are compared with: it loses nothing to skew."""
     limits: tuple[str, ...] = ()
-    """What these measurements do not show."""
+    """Limits of the measurements."""
     measured: tuple[Measured, ...]
 
     def curve(self, option: str, skew: float) -> Curve | None:

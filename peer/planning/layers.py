@@ -1,4 +1,4 @@
-"""Where the sizes of layers come from: a number of parameters, a model by its name, or the task of a configuration."""
+"""Sources of layer sizes: a number of parameters, a model by its name, or the task of a configuration."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What messages of an option weigh for layers of given sizes, what work they are for the processor, and what its
-algorithm keeps in memory: from a few rounds of its own code with random gradients.
+"""Size of an option's messages for given layer sizes, their processor time, and the memory of its algorithm: from a few
+rounds of its own code with random gradients.
 
 Random numbers are the hardest to code. A network that has trained for a while sends fewer bytes: a fifth less with
 top_k, and up to half with modulo codes (docs/studies/wire.md).
@@ -46,12 +46,12 @@ _MOST_PEERS = 64
 
 @dataclass(frozen=True)
 class Messages:
-    """What an option sends in a round."""
+    """An option's messages in a round."""
 
     frame_bytes: float
     """One message to one neighbour."""
     work_s: float
-    """What this processor takes for a round of one peer: algorithm, compression, coding and decoding."""
+    """Processor time of one peer's round here: algorithm, compression, coding and decoding."""
 
 
 def shaped_task(*, shapes: str) -> Task:
@@ -61,7 +61,7 @@ def shaped_task(*, shapes: str) -> Task:
 
 
 def weigh(settings: Sequence[str], sizes: Sequence[int]) -> Messages:
-    """Return what goes over one link in one round once messages are like all that follow. Raises ConfigError."""
+    """Return the traffic of one link in one round once messages have reached their lasting size. Raises ConfigError."""
     total = sum(sizes)
     part = min(1.0, LARGEST / total)
     smaller = [max(1, round(part * size)) for size in sizes]
@@ -71,7 +71,7 @@ def weigh(settings: Sequence[str], sizes: Sequence[int]) -> Messages:
 
 
 def weigh_parts(settings: Sequence[str], shapes: Sequence[tuple[int, ...]], num_peers: int) -> Messages:
-    """Return what a message of an algorithm weighs that adds up factors in parts: the mean of the rounds of both sides.
+    """Return the size of a message of an algorithm that adds up factors in parts: the mean of the rounds of both sides.
 
     One peer and its gradients are enough for the bytes, since sums weigh about what is added up. Raises ConfigError.
     """
@@ -95,7 +95,7 @@ def weigh_parts(settings: Sequence[str], shapes: Sequence[tuple[int, ...]], num_
 
 
 def transport_s(messages: float, message_bytes: float) -> float:
-    """Return what a processor takes to send so many messages in a round, and to receive as many."""
+    """Return the processor time to send so many messages in a round, and to receive as many."""
     return ROUND_WORK_S + messages * (MESSAGE_WORK_S + BYTE_WORK_S * message_bytes)
 
 
@@ -127,7 +127,7 @@ def sizes_of(shapes: Sequence[Sequence[int]]) -> list[int]:
 
 @lru_cache(maxsize=256)
 def _simulated(settings: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], num_peers: int) -> predict.Weight:
-    """Return what simulated rounds weigh. Whoever compares plans for several links asks for the same ones again."""
+    """Return the weight of simulated rounds. A comparison of plans for several links asks for the same ones again."""
     return predict.weigh(_config(settings, shapes), num_peers)
 
 

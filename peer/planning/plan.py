@@ -26,8 +26,8 @@ from peer.run import plan as run_plan
 DAY_S = 86400.0
 
 WITHIN_POINTS = 6.0
-"""How far below all-reduce's last accuracy the worst peer may be by default. Measured differences below 2 points mean
-nothing, and with 5 some options would be left out by less."""
+"""Default margin of the worst peer below all-reduce's last accuracy, in points. Measured differences below 2 points
+mean nothing, and with 5 some options would be left out by less."""
 
 UNKNOWN_SKEW = 0.8
 """Taken where nobody says how the data lies: real data on devices is rarely dealt at random."""
@@ -38,12 +38,12 @@ SLOWER_MIXING = 2.0
 _NEEDS_SHAPES = "its messages depend on the shapes of layers; give --model, --task or --config"
 
 RATES_KBIT = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
-"""For which the choice is shown beside that for the given link."""
+"""Link rates for which the choice is shown beside that for the given link."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What a plan is made for."""
+    """The situation that a plan is made for."""
 
     layers: Layers
     num_peers: int
@@ -51,10 +51,11 @@ class Situation:
     step_s: float
     skew: float
     steps: int | None = None
-    """Of all-reduce or one process, to compute totals for."""
+    """Steps of all-reduce or one process, to compute totals for."""
     within_points: float = WITHIN_POINTS
     processor: float = 1.0
-    """How many times slower the slowest device computes than this one. The duration of a step is not multiplied."""
+    """Duration of the slowest device's computation, relative to this one's. The duration of a step is not
+    multiplied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +64,15 @@ class Estimate:
 
     option: Option
     frame_bytes: float | None = None
-    """Of ours: one message to one neighbour."""
+    """One message to one neighbour, of our options."""
     round_s: float | None = None
     """For one step of each peer, work included."""
     work_s: float | None = None
-    """Of it, what the processor takes beside the step: algorithm, compression, coding, sockets."""
+    """Processor time in `round_s` beside the step: algorithm, compression, coding, sockets."""
     up_bytes: float | None = None
     """A peer's upload in one round, headers included; the download is the same in all these graphs."""
     memory_bytes: float | None = None
-    """Beside the model: gradient, momentum, what the algorithm keeps, messages in flight."""
+    """Beside the model: gradient, momentum, the algorithm's state, messages in flight."""
     rounds_factor: float | None = None
     """Rounds for each round of all-reduce, until the worst peer is close enough to it."""
     worst_accuracy: float | None = None
@@ -103,7 +104,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What `sotto plan` says."""
+    """The result of `sotto plan`."""
 
     situation: Situation
     evidence: Setting
@@ -149,7 +150,7 @@ def make_plan(
 
 @dataclass(frozen=True, kw_only=True)
 class Weighed:
-    """What does not depend on the link."""
+    """Figures of an option that do not depend on the link."""
 
     option: Option
     frame_bytes: float = 0.0

@@ -19,32 +19,33 @@ from peer.simulate.network import LinkModel, VirtualNetwork
 POWER_SGD_RANK = 2
 
 HOP_OVERHEAD_BYTES = 640
-"""What gloo sends beside the numbers in a hop. Measured: with messages of a ResNet-20 and of a VGG-11, the interface of
-a worker of eight sends 9 kB more for each average than its numbers, TCP headers and acknowledgements take."""
+"""Bytes that gloo sends beside the numbers in a hop. Measured: with messages of a ResNet-20 and of a VGG-11, the
+interface of a worker of eight sends 9 kB more for each average than its numbers, TCP headers and acknowledgements
+take."""
 
 
 HOP_WORK_S = 0.00006
 BYTE_WORK_S = 0.55e-9
-"""What a processor takes for a hop of gloo's ring and for each byte that is sent: from the all-reduce of 1.1 and of
-44 MB by four workers in docs/studies/round-cost.md, 1.25 and 36.6 ms."""
+"""Processor seconds for a hop of gloo's ring and for each byte that is sent: from the all-reduce of 1.1 and of 44 MB by
+four workers in docs/studies/round-cost.md, 1.25 and 36.6 ms."""
 _REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Averages:
-    """What one worker does in a round."""
+    """The averages that one worker computes in a round."""
 
     payloads: tuple[int, ...]
     """Bytes of the numbers of each average, one after the other."""
     every: int = 1
     """Steps between two rounds of averages."""
     work_s: float = 0.0
-    """What this processor takes to compute what is averaged."""
+    """Processor time here to compute the values to be averaged."""
     models_kept: float = 0.0
     """Memory beside model, gradient and momentum, in models of float32."""
 
     def transport_s(self, num_peers: int) -> float:
-        """Return what a processor takes for sending and receiving in one step."""
+        """Return the processor time for sending and receiving in one step."""
         sent = 2 * (num_peers - 1) * sum(_hop(payload, num_peers) for payload in self.payloads)
         hops = 2 * (num_peers - 1) * len(self.payloads)
         return (HOP_WORK_S * hops + BYTE_WORK_S * sent) / self.every
@@ -54,14 +55,14 @@ class Averages:
         return step_s + sum(_average_s(payload, num_peers, links) for payload in self.payloads) / self.every
 
     def wire_bytes(self, num_peers: int, links: LinkModel) -> float:
-        """Return what a worker sends for one step, and receives as well."""
+        """Return the bytes that a worker sends for one step, and receives as well."""
         links = _with_gloo(links)
         hops = 2 * (num_peers - 1)
         return sum(hops * links.wire_bytes(_hop(payload, num_peers)) for payload in self.payloads) / self.every
 
 
 def averages(option: Option, sizes: Sequence[int], shapes: Sequence[Sequence[int]] | None) -> Averages | None:
-    """Return what a system averages; None where that needs the shapes of layers, and these are not known."""
+    """Return a system's averages; None where they need the shapes of layers, and these are not known."""
     model = 4 * sum(sizes)
     if option.rival == "ddp":
         return Averages((model,), models_kept=1.0)
@@ -90,8 +91,8 @@ def power_sgd_payloads(shapes: Sequence[Sequence[int]], rank: int = POWER_SGD_RA
 
 
 def power_sgd_work_s(shapes: Sequence[Sequence[int]], rank: int = POWER_SGD_RANK) -> float:
-    """Return what this processor takes for the factors of all matrices: P, its orthonormal basis, Q and their product,
-    as torch's hook computes them; the shortest of a few times."""
+    """Return this processor's time for the factors of all matrices: P, its orthonormal basis, Q and their product, as
+    torch's hook computes them; the shortest of a few times."""
     draws = np.random.default_rng(0)
     groups: dict[tuple[int, int], int] = {}
     for shape in shapes:

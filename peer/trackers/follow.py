@@ -17,7 +17,7 @@ from peer.report.run_data import RunData, metrics_files, read_frame
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Record
 
 MOST_PEERS = 32
-"""Of more peers, figures of the first are handed over: no tracker is of use with thousands of curves."""
+"""Most peers whose figures are handed over: no tracker is of use with thousands of curves."""
 
 _FIGURES = (
     "loss", "rate", "payload_bytes", "frame_bytes", "train_s", "gossip_s", "wait_s", "late", "repairs", "push_weight",
@@ -38,7 +38,7 @@ class Point:
 
 
 class Follower:
-    """What a folder holds, read piece by piece."""
+    """The figures of a folder, read piece by piece."""
 
     def __init__(self, directory: Path, *, every: int = 1) -> None:
         """`every`: of the rounds, only those whose number is a multiple are handed over."""

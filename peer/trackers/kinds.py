@@ -21,7 +21,7 @@ class Kind:
 
     title: str
     packages: tuple[str, ...]
-    """What has to be installed: names of modules."""
+    """Modules that have to be installed."""
     open: Callable[[Run], Tracker]
     how_to_look: str
     """The command that shows what was written; {folder} stands for the folder."""

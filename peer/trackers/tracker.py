@@ -1,4 +1,4 @@
-"""What every tracker is told of a run, and asked."""
+"""The interface of every tracker, and the description of a run for it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Run:
-    """What a tracker is told before the first figure."""
+    """A run's description for a tracker, given before the first figure."""
 
     name: str
     settings: Mapping[str, str]
     """Dotted key → value."""
     folder: Path
-    """Where it writes; it exists."""
+    """An existing folder for its files."""
 
 
 class Tracker(Protocol):
