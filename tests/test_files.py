@@ -15,7 +15,7 @@ from peer.files import make_own_folder, open_own, replacing, write_whole
 from peer.links import network
 from peer.ops.collect import FOLDER, collect
 from peer.ops.peer_processes import start_process
-from peer.report.html import write_report
+from peer.report.run_page import write_report
 from peer.state.checkpoints import StateFolder
 from peer.state.disk import RealDisk
 from peer.state.metrics import MetricsStore, Summary

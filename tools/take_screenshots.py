@@ -21,7 +21,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-from peer.report.html import write_report
+from peer.report.run_page import write_report
 from peer.report.summary_table import summary_table
 from peer.state.metrics import Summary
 

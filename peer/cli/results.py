@@ -145,7 +145,7 @@ def report(directory: Path, output: Path | None, offline: bool, as_json: bool) -
       sotto report kits
     """
     from peer.ops.collect import is_cluster
-    from peer.report.html import write_report
+    from peer.report.run_page import write_report
 
     summary = _collect(directory, offline) if is_cluster(directory) else None
     written = write_report(directory, output)

@@ -201,7 +201,7 @@ def report_in_any_case(directory: Path) -> Iterator[None]:
         yield
     except (SottoError, KeyboardInterrupt):
         if (directory / "summary.json").exists():
-            from peer.report.html import write_report
+            from peer.report.run_page import write_report
 
             with contextlib.suppress(SottoError):  # The run's own error is the one to tell.
                 click.echo(f"report: {write_report(directory)}", err=True)
@@ -214,7 +214,7 @@ def finish(summary: Summary, directory: Path | None, as_json: bool, *, interrupt
     """Write the report, print the figures and return the exit code."""
     report = None
     if directory is not None:
-        from peer.report.html import write_report
+        from peer.report.run_page import write_report
 
         report = write_report(directory)
     if as_json:

@@ -153,7 +153,7 @@ def health_charts(data: RunData) -> list[Chart]:
     for title, reading, log in _HEALTH:
         values = _values(data, reading)
         if len(values) == 1:
-            charts.append(Chart(title, "", f"{title} was {significant(values.pop())} throughout."))
+            charts.append(Chart(title, None, f"{title} was {significant(values.pop())} throughout."))
             continue
         lines = _peer_lines(data, reading, rounds, legend="each peer")
         lines += _mean_and_worst(data, reading, rounds)

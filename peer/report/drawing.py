@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from peer.report.blocks import Drawing
+
 _NAMESPACE = "{http://www.w3.org/2000/svg}"
 _SHAPES = ("g", "path", "polygon", "circle", "text")
 _ATTRIBUTES = frozenset(
@@ -14,8 +16,12 @@ _ATTRIBUTES = frozenset(
 )  # fmt: skip
 
 
-def inline_drawing(svg: bytes, label: str) -> str | None:
-    """Return a drawing of `graph_view.svg` as an element of a page; None if the bytes are no such drawing."""
+_DEPTH = 8
+"""How deep shapes may be nested; a drawing of a graph has two levels."""
+
+
+def inline_drawing(svg: bytes, label: str) -> Drawing | None:
+    """Return what is kept of a drawing of `graph_view.svg`; None if the bytes are no such drawing."""
     try:
         root = ElementTree.fromstring(svg)
         width, height = (float(root.get(side, "")) for side in ("width", "height"))
@@ -23,21 +29,16 @@ def inline_drawing(svg: bytes, label: str) -> str | None:
         return None
     if root.tag != f"{_NAMESPACE}svg":
         return None
-    # On a narrow page it shrinks a little before it scrolls: the text in it stays legible.
-    size = {
-        "viewBox": f"0 0 {width:g} {height:g}",
-        "style": f"width:100%;min-width:{0.7 * width:g}px;max-width:{width:g}px",
-    }
-    kept = ElementTree.Element("svg", {**size, "role": "img", "aria-label": label})
-    _copy(root, kept)
-    return ElementTree.tostring(kept, encoding="unicode")
+    kept = ElementTree.Element("svg")
+    _copy(root, kept, _DEPTH)
+    return Drawing(label, width, height, kept)
 
 
-def _copy(source: ElementTree.Element, target: ElementTree.Element) -> None:
-    for child in source:
+def _copy(source: ElementTree.Element, target: ElementTree.Element, depth: int) -> None:
+    for child in source if depth else ():
         shape = str(child.tag).removeprefix(_NAMESPACE)
         if shape in _SHAPES:
             attributes = {name: value for name, value in child.attrib.items() if name in _ATTRIBUTES}
             added = ElementTree.SubElement(target, shape, attributes)
             added.text = child.text
-            _copy(child, added)
+            _copy(child, added, depth - 1)

@@ -1,8 +1,9 @@
-"""Line charts as inline SVG: no image, colours from the style sheet, so that they follow light and dark.
+"""Line charts: where everything of a drawing lies, which `blocks.html` writes down as inline SVG.
 
-A chart is for reading values off: few grid lines, labelled axes, a legend. `charts.js` shows the values under the
-pointer, a finger or the arrow keys. It finds the limits of the axes in `data-x` and `data-y`, the names of the lines in
-their titles, and computes the values from the coordinates.
+A chart is for reading values off: few grid lines, labelled axes, a legend. Its colours are those of the style sheet,
+which follow light and dark. `charts.js` shows the values under the pointer, a finger or the arrow keys. It finds the
+limits of the axes in `data-x` and `data-y`, the names of the lines in their titles, and computes the values from the
+coordinates.
 """
 
 from __future__ import annotations
@@ -10,13 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from typing import Literal, TypeAlias
 
+from peer.report.blocks import Block
 from peer.report.numbers import short, short_duration, short_size, whole
 
-WIDTH, HEIGHT = 440, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 22, 8, 42
 _TICKS = 5
 
 Points = Sequence[tuple[float, float]]
@@ -67,12 +66,66 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Chart:
+class Box:
+    """The edges of the plot in a drawing, in its points from the upper left corner."""
+
+    width: int = 440
+    """Of the whole drawing, as the height."""
+    height: int = 250
+    left: int = 52
+    right: int = 418
+    top: int = 8
+    bottom: int = 208
+
+
+BOX = Box()
+
+
+@dataclass(frozen=True)
+class DrawnAxis:
+    """An axis in the drawing."""
+
+    name: str
+    limits: str
+    """What the script needs to turn a coordinate into a value."""
+    ticks: Sequence[tuple[str, str]]
+    """(place, what it says)."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A drawn line."""
+
+    label: str
+    style: str
+    points: str
+    """As SVG writes them: x,y x,y."""
+    dot: tuple[str, str] | None
+    """The place of the only point, which is no line."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing: coordinates and words."""
+
+    label: str
+    legend: Mapping[str, str]
+    """Name → style."""
+    x: DrawnAxis
+    y: DrawnAxis
+    bands: Sequence[tuple[str, str]]
+    """(style, corners) of the shaded areas."""
+    curves: Sequence[Curve]
+    box: Box = BOX
+
+
+@dataclass(frozen=True)
+class Chart(Block):
     """A finished chart."""
 
     title: str
-    drawing: str
-    """A <figure>; empty where there was nothing to draw."""
+    plot: Plot | None
+    """None where there was nothing to draw."""
     note: str = ""
     """A sentence in place of the drawing, where one says it all."""
 
@@ -84,26 +137,22 @@ def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> Chart:
     """
     lines = [line for line in (_drawable(line, x, y) for line in lines) if line.points]
     if not lines:
-        return Chart(title, "")
-    to_x = _scale(x, [p[0] for line in lines for p in line.points], _LEFT, WIDTH - _RIGHT)
+        return Chart(title, None)
     heights = [p[1] for line in lines for p in line.points] + [h for line in lines for p in line.band for h in p[1:]]
-    to_y = _scale(y, heights, HEIGHT - _BOTTOM, _TOP)
-    label = escape(f"{title}: {y.label} against {x.label}", quote=True)
-    parts = [
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" tabindex="0"'
-        f' data-x="{_limits(x, to_x)}" data-y="{_limits(y, to_y)}">'
-    ]
-    parts.extend(_grid(x, y, to_x, to_y))
-    plot = f'x="{_LEFT}" y="{_TOP - 4}" width="{WIDTH - _LEFT - _RIGHT + 4}" height="{HEIGHT - _TOP - _BOTTOM + 8}"'
-    # A nested viewport clips curves that leave the limits, without an id that must be unique on the page.
-    parts.append(
-        f'<svg {plot} viewBox="{_LEFT} {_TOP - 4} {WIDTH - _LEFT - _RIGHT + 4} {HEIGHT - _TOP - _BOTTOM + 8}">'
+    to_x = _scale(x, [p[0] for line in lines for p in line.points], BOX.left, BOX.right)
+    to_y = _scale(y, heights, BOX.bottom, BOX.top)
+    named = ((line.label if line.legend is None else line.legend, line.style) for line in lines)
+    return Chart(
+        title,
+        Plot(
+            f"{title}: {y.label} against {x.label}",
+            {name: style for name, style in named if name},
+            _drawn(x, to_x),
+            _drawn(y, to_y),
+            [(line.style, _coordinates(_corners(line), to_x, to_y)) for line in lines if line.band],
+            [_curve(line, to_x, to_y) for line in lines],
+        ),
     )
-    parts.extend(_band(line, to_x, to_y) for line in lines if line.band)
-    parts.extend(_path(line, to_x, to_y) for line in lines)
-    parts.append("</svg></svg>")
-    heading = f"<figcaption>{escape(title)}</figcaption>"
-    return Chart(title, f'<figure class="chart">{heading}{_legend(lines)}{"".join(parts)}</figure>')
 
 
 def thin_out(points: Points, most: int) -> list[tuple[float, float]]:
@@ -123,6 +172,8 @@ def smooth(points: Points, buckets: int) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True)
 class _Scale:
+    """Turns the values of an axis into places in the drawing."""
+
     low: float
     high: float
     log: bool
@@ -161,59 +212,26 @@ def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> _Sc
     return _Scale(low, high, axis.log, start, end)
 
 
-def _grid(x: Axis, y: Axis, to_x: _Scale, to_y: _Scale) -> list[str]:
-    parts = []
-    for value in ticks(to_y.low, to_y.high, log=y.log, whole=y.whole):
-        at = f"{to_y(value):.1f}"
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(
-            f'<text class="tick" x="{_LEFT - 7}" y="{at}" dy="0.32em" text-anchor="end">{escape(y.write(value))}</text>'
-        )
-    base = HEIGHT - _BOTTOM
-    for value in ticks(to_x.low, to_x.high, log=x.log, whole=x.whole):
-        at = f"{to_x(value):.1f}"
-        parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{base}" y2="{base + 4}"/>')
-        parts.append(
-            f'<text class="tick" x="{at}" y="{base + 17}" text-anchor="middle">{escape(x.write(value))}</text>'
-        )
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
-    middle = (_LEFT + WIDTH - _RIGHT) / 2
-    parts.append(
-        f'<text class="axis-label" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x.label)}</text>'
-    )
-    return parts
+def _drawn(axis: Axis, to_place: _Scale) -> DrawnAxis:
+    kind = "log" if to_place.log else "linear"
+    limits = f"{axis.unit} {kind} {to_place.low!r} {to_place.high!r} {to_place.start} {to_place.end} {axis.label}"
+    values = ticks(to_place.low, to_place.high, log=axis.log, whole=axis.whole)
+    return DrawnAxis(axis.label, limits, [(f"{to_place(value):.1f}", axis.write(value)) for value in values])
 
 
-def _limits(axis: Axis, scale: _Scale) -> str:
-    """Return what the script needs to turn a coordinate into a value."""
-    kind = "log" if scale.log else "linear"
-    return f"{axis.unit} {kind} {scale.low!r} {scale.high!r} {scale.start} {scale.end} {escape(axis.label, quote=True)}"
+def _corners(line: Line) -> Points:
+    return [(x, high) for x, _, high in line.band] + [(x, low) for x, low, _ in reversed(line.band)]
 
 
-def _band(line: Line, to_x: _Scale, to_y: _Scale) -> str:
-    corners = [(x, high) for x, _, high in line.band] + [(x, low) for x, low, _ in reversed(line.band)]
-    return f'<polygon class="band {line.style}" points="{_coordinates(corners, to_x, to_y)}"/>'
+def _curve(line: Line, to_x: _Scale, to_y: _Scale) -> Curve:
+    points = _coordinates(line.points, to_x, to_y)
+    across, _, down = points.partition(",")
+    return Curve(line.label, line.style, points, (across, down) if len(line.points) == 1 else None)
 
 
 def _coordinates(points: Points, to_x: _Scale, to_y: _Scale) -> str:
     # A hundredth of a point is 0.005 % of an axis: the values that the script computes have three exact digits.
     return " ".join(f"{to_x(a):.2f},{to_y(b):.2f}" for a, b in points)
-
-
-def _path(line: Line, to_x: _Scale, to_y: _Scale) -> str:
-    name = f"<title>{escape(line.label)}</title>"
-    if len(line.points) == 1:
-        a, b = line.points[0]
-        return f'<circle class="dot {line.style}" cx="{to_x(a):.2f}" cy="{to_y(b):.2f}" r="3.5">{name}</circle>'
-    points = _coordinates(line.points, to_x, to_y)
-    return f'<polyline class="line {line.style}" points="{points}">{name}</polyline>'
-
-
-def _legend(lines: Sequence[Line]) -> str:
-    named = ((line.label if line.legend is None else line.legend, line.style) for line in lines)
-    shown = {name: style for name, style in named if name}
-    items = [f'<li><i class="{style}"></i>{escape(label)}</li>' for label, style in shown.items()]
-    return f'<ul class="legend">{"".join(items)}</ul>' if items else ""
 
 
 def ticks(low: float, high: float, *, log: bool = False, whole: bool = False) -> list[float]:

@@ -1,7 +1,6 @@
-"""The frame of a self-contained HTML page, and what its sections are built of.
+"""How pages are made: values are set into templates of the package, which escape every one of them.
 
-A page asks nobody for anything: style sheet and script are inside, and its Content-Security-Policy admits that script
-alone, by its digest. Whatever a caller passes as text is escaped here.
+Two files of the package stand in a page as they are: the style sheet and the script of the charts.
 """
 
 from __future__ import annotations
@@ -9,75 +8,57 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from html import escape
+from functools import cache
 from importlib import resources
 
+import jinja2
+
 from peer import __version__
-from peer.report.numbers import count
-from peer.report.style import STYLE
-
-MOST_ROWS = 200
-"""Rows of one table; what is left out is said below it."""
-
-_SCRIPT = resources.files("peer.report").joinpath("charts.js").read_text(encoding="utf-8")
-_SCRIPT_DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode("ascii")
-_POLICY = (
-    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-    f"script-src 'sha256-{_SCRIPT_DIGEST}'"
-)
+from peer.report.blocks import Block, Section
 
 
-def document(title: str, header: str, sections: Sequence[tuple[str, str, str]]) -> str:
-    """Return a page. `header` and the last of each section (name, heading, content) are HTML already."""
-    contents = "".join(f'<a href="#{name}">{escape(heading)}</a>' for name, heading, _ in sections)
-    body = "".join(
-        f'<section id="{name}"><h2>{escape(heading)}</h2>{content}</section>' for name, heading, content in sections
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)} · Sottovoce</title><style>{STYLE}</style></head><body>"
-        f"<header>{header}</header><nav>{contents}</nav><main>{body}</main>"
-        f"<footer>Sottovoce {escape(__version__)}</footer><script>{_SCRIPT}</script></body></html>\n"
+def document(
+    title: str, *, kicker: str, heading: str, header: Sequence[Block] = (), sections: Sequence[Section]
+) -> str:
+    """Return a page in one file. `kicker`: which kind of page it is."""
+    script = own_file("report/charts.js")
+    return fill(
+        "report/document.html",
+        title=title,
+        kicker=kicker,
+        heading=heading,
+        header=header,
+        sections=sections,
+        style=own_file("report/page.css"),
+        script=script,
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
 
 
-def card(label: str, figure: str, note: str) -> str:
-    """Return one figure with what it is."""
-    return (
-        f'<div class="card"><p class="label">{escape(label)}</p><p class="figure">{escape(figure)}</p>'
-        f'<p class="note">{escape(note)}</p></div>'
+def lay_out(block: Block) -> str:
+    """Return one block, for a page that is there already."""
+    macros = _templates().get_template("report/blocks.html").module
+    return str(getattr(macros, block.macro)(block))
+
+
+def fill(template: str, **values: object) -> str:
+    """Return a template, named by its path in the package, with values in it."""
+    return _templates().get_template(template).render(values)
+
+
+def own_file(name: str) -> str:
+    """Return a file of the package, named by its path in it."""
+    return resources.files("peer").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("peer", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, label: str, text_columns: int = 1) -> str:
-    """Return a table whose first columns are text and the others figures. `label` says what it is of."""
-
-    def cell(tag: str, column: int, text: str) -> str:
-        return f"<{tag} class={'text' if column < text_columns else 'number'}>{escape(text)}</{tag}>"
-
-    head = "".join(cell("th", column, text) for column, text in enumerate(heads))
-    body = "".join("<tr>" + "".join(cell("td", c, text) for c, text in enumerate(row)) + "</tr>" for row in rows)
-    return scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", label=label)
-
-
-def scrolling(content: str, *, label: str) -> str:
-    """Return what may be wider than the page in a box that scrolls, with the keyboard too."""
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label, quote=True)}">{content}</div>'
-
-
-def remark(text: str) -> str:
-    """Return a sentence about what follows it."""
-    return f'<p class="remark">{escape(text)}</p>'
-
-
-def missing(text: str) -> str:
-    """Return a sentence in the place of what is not there."""
-    return f'<p class="missing">{escape(text)}</p>'
-
-
-def left_out(total: int) -> str:
-    """Return how many rows of so many are not shown."""
-    return remark(f"{count(total - MOST_ROWS)} more are left out.") if total > MOST_ROWS else ""
+    found.globals["version"] = __version__
+    return found

@@ -36,7 +36,7 @@ def why_refused(method: str, path: str, headers: Mapping[str, str], token: str) 
     return None
 
 
-OPEN_PATHS = ("/", "/watch.js", "/charts.js", "/watch.css")
+OPEN_PATHS = ("/", "/watch.js", "/charts.js", "/page.css")
 """What anybody on this machine may read: the same for every run."""
 
 

@@ -16,10 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peer.errors import ConfigError, SottoError
 from peer.foreign_values import parse_json
+from peer.report.page import fill, own_file
 from peer.watch.access import why_refused
 from peer.watch.actions import act
 from peer.watch.feed import Feed
-from peer.watch.page import CHARTS, SCRIPT, STYLE_SHEET, page
 
 MOST_PAGES = 32
 """Pages that are served at the same time."""
@@ -99,10 +99,10 @@ def application(feed: Feed, *, token: str, operate: bool) -> ASGIApp:
                 await polling
 
     contents = {
-        "/": (page(operate=operate), "text/html"),
-        "/watch.js": (SCRIPT, "text/javascript"),
-        "/charts.js": (CHARTS, "text/javascript"),
-        "/watch.css": (STYLE_SHEET, "text/css"),
+        "/": (fill("watch/page.html", operate=operate), "text/html"),
+        "/watch.js": (own_file("watch/watch.js"), "text/javascript"),
+        "/charts.js": (own_file("report/charts.js"), "text/javascript"),
+        "/page.css": (own_file("report/page.css"), "text/css"),
     }
     routes = [Route(path, static) for path in contents]
     routes.append(Route("/events", events))

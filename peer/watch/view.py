@@ -1,18 +1,19 @@
-"""A snapshot as the parts that the page receives, each whole in itself: JSON, and charts as HTML, escaped here."""
+"""A snapshot as the parts that the page receives, each whole in itself: JSON, and in it charts as HTML."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 
 from peer.foreign_values import finite
 from peer.records import ACCURACY, Criterion
+from peer.report.blocks import Missing
 from peer.report.curves import figure_axis
 from peer.report.line_chart import Axis, Line, Points, line_chart
+from peer.report.page import lay_out
 from peer.watch.events import Event
 from peer.watch.figures import Figures
 from peer.watch.history import History
@@ -152,11 +153,11 @@ def _draw(snapshot: Snapshot, figures: Figures, figure: History | None, average:
     heading = criterion.name[:1].upper() + criterion.name[1:]
     loss = _lines(figures.loss, names, worst, Criterion("loss", "lower"), offset=1)
     charts = {
-        "figure": line_chart(heading, lines, rounds, figure_axis(criterion)).drawing,
-        "loss": line_chart("Training loss", loss, rounds, Axis(label="loss")).drawing,
+        "figure": line_chart(heading, lines, rounds, figure_axis(criterion)),
+        "loss": line_chart("Training loss", loss, rounds, Axis(label="loss")),
     }
-    empty = {"figure": f"No {escape(criterion.name)} was measured yet.", "loss": "No round was completed yet."}
-    return {name: drawing or f'<p class="missing">{empty[name]}</p>' for name, drawing in charts.items()}
+    empty = {"figure": f"No {criterion.name} was measured yet.", "loss": "No round was completed yet."}
+    return {name: lay_out(Missing(empty[name]) if chart.plot is None else chart) for name, chart in charts.items()}
 
 
 def _lines(

@@ -18,8 +18,8 @@ from peer.ops import control, standing
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.cluster_summary import write_cluster_summary
 from peer.ops.collect import Member, collect, is_cluster
-from peer.report.html import render
 from peer.report.run_data import load_run
+from peer.report.run_page import render
 from peer.state.checkpoints import Checkpoint, StateFolder
 from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
 from tests.cli.runner import sotto

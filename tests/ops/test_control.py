@@ -13,8 +13,8 @@ import pytest
 from peer.config.options import load
 from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
-from peer.report.html import render
 from peer.report.run_data import load_run
+from peer.report.run_page import render
 from peer.state.metrics import MetricsStore
 from tests.cli.runner import sotto
 

@@ -9,8 +9,8 @@ import pytest
 
 from peer.report.compare_page import compare_page
 from peer.report.comparison import contenders
-from peer.report.html import write_report
 from peer.report.run_data import load_run
+from peer.report.run_page import write_report
 from peer.state.metrics import Summary
 from tests.browser import SIZES, Page
 from tests.report.sample_run import write_sample_run

@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from peer.report.line_chart import HEIGHT, WIDTH, Axis, Chart, Line, line_chart, smooth, thin_out, ticks
+from peer.report.line_chart import BOX, Axis, Chart, Line, line_chart, smooth, thin_out, ticks
+from peer.report.page import lay_out
 
 X = Axis(label="round", unit="count")
 Y = Axis(label="loss")
@@ -19,7 +20,7 @@ def line(*points: tuple[float, float], label: str = "a", style: str = "mean") ->
 
 
 def drawing(*lines: Line, x: Axis = X, y: Axis = Y, title: str = "t") -> str:
-    return line_chart(title, lines, x, y).drawing
+    return lay_out(line_chart(title, lines, x, y))
 
 
 def parsed(chart: str) -> ElementTree.Element:
@@ -47,7 +48,7 @@ def test_larger_values_are_higher_and_later_ones_further_right() -> None:
     ((start, middle, end),) = drawn(drawing(line((0, 1), (5, 2), (10, 3))))
     assert start[0] < middle[0] < end[0]
     assert start[1] > middle[1] > end[1]
-    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in (start, middle, end))
+    assert all(0 <= x <= BOX.width and 0 <= y <= BOX.height for x, y in (start, middle, end))
 
 
 def test_a_logarithmic_axis_spaces_decades_evenly() -> None:
@@ -69,7 +70,7 @@ def test_a_single_point_is_a_dot() -> None:
 
 @pytest.mark.parametrize("lines", [[], [line()], [line((0, float("nan")))]])
 def test_nothing_to_draw_is_no_chart(lines: list[Line]) -> None:
-    assert line_chart("Loss", lines, X, Y) == Chart("Loss", "")
+    assert line_chart("Loss", lines, X, Y) == Chart("Loss", None)
 
 
 def test_names_are_escaped() -> None:
@@ -99,7 +100,7 @@ def test_ticks_are_round_numbers(low: float, high: float, log: bool, whole: bool
 def test_a_constant_curve_can_be_drawn(value: float) -> None:
     ((first, last),) = drawn(drawing(line((0, value), (1, value))))
     assert first[1] == last[1]
-    assert 0 < first[1] < HEIGHT
+    assert 0 < first[1] < BOX.height
 
 
 def test_thinning_keeps_both_ends() -> None:
@@ -132,7 +133,7 @@ def test_a_range_is_shaded_around_its_curve_and_fits_in() -> None:
     assert 'class="band mean"' in chart
     corners = drawn(chart)[0]
     assert len(corners) == 4
-    assert all(0 <= y <= HEIGHT for _, y in corners)
+    assert all(0 <= y <= BOX.height for _, y in corners)
 
 
 def test_the_script_can_turn_coordinates_into_values() -> None:

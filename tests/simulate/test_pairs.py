@@ -12,7 +12,7 @@ from peer.config.options import Config, load
 from peer.errors import ConfigError
 from peer.node.pair_participant import PairParticipant
 from peer.records import RoundRecord
-from peer.report.html import write_report
+from peer.report.run_page import write_report
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.run import Simulation, run

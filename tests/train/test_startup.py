@@ -107,7 +107,7 @@ from peer.__main__ import main
 try: main()
 finally: print(json.dumps([name for name in sys.modules if "." not in name]), file=sys.__stderr__)
 """
-SLOW = {"torch", "numpy", "grpc", "pydantic", "rich", "cryptography"}
+SLOW = {"torch", "numpy", "grpc", "pydantic", "rich", "cryptography", "jinja2"}
 
 
 @pytest.mark.parametrize(

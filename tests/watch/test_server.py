@@ -47,7 +47,7 @@ def test_the_page_holds_no_figures_and_binds_the_browser(served: Served) -> None
     assert "set-cookie" not in headers
 
 
-@pytest.mark.parametrize("path", ["/watch.js", "/charts.js", "/watch.css"])
+@pytest.mark.parametrize("path", ["/watch.js", "/charts.js", "/page.css"])
 def test_what_the_page_asks_for_is_there_and_names_no_other_machine(served: Served, path: str) -> None:
     status, body, headers = served.request("GET", path)
     assert status == 200

@@ -8,7 +8,7 @@ from peer.lab.grid import aligned
 from peer.lab.study.plan import Race
 from peer.lab.study.race import Curve
 from peer.lab.study.race_folder import Finish
-from peer.report import page
+from peer.report.blocks import Block, Charts, Remark, Section, Table
 from peer.report.comparison import style
 from peer.report.line_chart import Axis, Line, Unit, line_chart
 from peer.report.numbers import MISSING, percent, significant, size
@@ -30,15 +30,13 @@ def as_text(race: Race, finishes: Sequence[Finish], curves: Sequence[Curve]) -> 
     return "\n".join(lines)
 
 
-def sections(race: Race, finishes: Sequence[Finish], curves: Sequence[Curve]) -> list[tuple[str, str, str]]:
-    """Return the sections (name, heading, content): tables, and curves by seconds and by bytes."""
-    heads, table = _curve_table(race, curves)
-    found = [("training", "Training", page.remark(NOTE) + page.table(heads, table, label="Training"))]
+def sections(race: Race, finishes: Sequence[Finish], curves: Sequence[Curve]) -> list[Section]:
+    """Return the sections: tables, and curves by seconds and by bytes."""
+    found = [Section("training", "Training", [Remark(NOTE), Table(*_curve_table(race, curves), "Training")])]
     for skew, profile, here in _groups(race, finishes):
-        heads, table = _table(race, here)
         title = f"Race at skew {skew:g}, {profile}"
-        content = page.table(heads, table, label=title) + _charts(here, curves)
-        found.append((f"race-{len(found)}", title, content))
+        blocks = [Table(*_table(race, here), title), _charts(here, curves)]
+        found.append(Section(f"race-{len(found)}", title, blocks))
     return found
 
 
@@ -93,7 +91,7 @@ def _line(finish: Finish) -> list[str]:
     return line
 
 
-def _charts(finishes: Sequence[Finish], curves: Sequence[Curve]) -> str:
+def _charts(finishes: Sequence[Finish], curves: Sequence[Curve]) -> Block:
     """Return the accuracy of the worst peer, first seed, by seconds and by bytes on one link."""
     measures: tuple[tuple[str, Unit], ...] = (("seconds", "seconds"), ("bytes sent by one peer", "bytes"))
     charts = []
@@ -105,5 +103,5 @@ def _charts(finishes: Sequence[Finish], curves: Sequence[Curve]) -> str:
             points = [(point.steps * per_step, point.worst) for point in curve.points]
             lines.append(Line(label=finish.contender, points=points, style=style(number)))
         x, y = Axis(label=label, unit=unit, log=True), Axis(label="accuracy of the worst peer", unit="percent", low=0)
-        charts.append(line_chart(f"Worst peer by {label}", lines, x, y).drawing)
-    return f'<div class="charts">{"".join(charts)}</div>'
+        charts.append(line_chart(f"Worst peer by {label}", lines, x, y))
+    return Charts([chart for chart in charts if chart.plot is not None])

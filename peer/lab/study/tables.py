@@ -1,18 +1,18 @@
-"""The results of a study as text, CSV and one HTML page."""
+"""The results of a study as text, CSV and one page."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Sequence
-from html import escape
 
 from peer.lab.grid import aligned
 from peer.lab.study.plan import Study
 from peer.lab.study.row import Row, Scaled
-from peer.report import page
+from peer.report.blocks import Block, Charts, Remark, Section, Table
 from peer.report.line_chart import Axis, Line, Unit, line_chart
 from peer.report.numbers import MISSING, significant, size
+from peer.report.page import document
 
 LINK_SHARE = 0.6
 """Where the links take at least this fraction of a round, a prediction outside `TOLERANCE` is marked."""
@@ -47,28 +47,26 @@ def as_text(study: Study, rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def as_html(
-    study: Study, rows: Sequence[Row], scaled: Sequence[Scaled], race: Sequence[tuple[str, str, str]] = ()
-) -> str:
+def as_html(study: Study, rows: Sequence[Row], scaled: Sequence[Scaled], race: Sequence[Section] = ()) -> str:
     """Return the report: the sections of the race, tables, figures of the links, curves, predictions for more
     peers."""
     note = (
         f"A local step lasts {study.step_s:g} s. Times are medians over rounds, bytes those of one peer's interface. "
         "A prediction is the measured round without limits, plus what the simulator adds for the links."
     )
-    header = f"<p class='kicker'>Bandwidth study</p><h1>{escape(study.title)}</h1>{page.remark(note)}"
     sections = list(race)
     for profile in study.profiles:
         heads, table = _table(study, rows, profile)
         if table:
-            content = page.table(heads, table, label=profile) + _curves(rows, profile)
-            sections.append((f"profile-{len(sections)}", f"Cells, {profile}" if race else profile, content))
+            title = f"Cells, {profile}" if race else profile
+            blocks = [Table(heads, table, profile), _curves(rows, profile)]
+            sections.append(Section(f"profile-{len(sections)}", title, blocks))
     if scaled:
         heads = ["profile", "peers", "algorithm", "predicted s a round"]
         table = [[each.profile, str(each.peers), each.contender, f"{each.round_s:.3f}"] for each in scaled]
         title = "Predicted for more peers"
-        sections.append(("predicted", title, page.table(heads, table, label=title, text_columns=3)))
-    return page.document(study.name, header, sections)
+        sections.append(Section("predicted", title, [Table(heads, table, title, text_columns=3)]))
+    return document(study.name, kicker="Bandwidth study", heading=study.title, header=[Remark(note)], sections=sections)
 
 
 def _table(study: Study, rows: Sequence[Row], profile: str) -> tuple[list[str], list[list[str]]]:
@@ -104,7 +102,7 @@ def _line(row: Row, paper: str) -> list[str]:
     ]
 
 
-def _curves(rows: Sequence[Row], profile: str) -> str:
+def _curves(rows: Sequence[Row], profile: str) -> Block:
     """Return the training loss against seconds and against bytes."""
     here = [row.cell for row in rows if row.cell.profile == profile and row.cell.result.loss_curve]
     charts = []
@@ -115,5 +113,5 @@ def _curves(rows: Sequence[Row], profile: str) -> str:
             for each in here
         ]
         x, y = Axis(label=label, unit=unit), Axis(label="training loss")
-        charts.append(line_chart(f"Loss against {label}", lines, x, y).drawing)
-    return f'<div class="charts">{"".join(charts)}</div>'
+        charts.append(line_chart(f"Loss against {label}", lines, x, y))
+    return Charts([chart for chart in charts if chart.plot is not None])

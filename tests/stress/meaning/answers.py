@@ -39,8 +39,8 @@ from peer.net.security.proofs import prove
 from peer.ops import collect, control
 from peer.ops.cluster_summary import write_cluster_summary
 from peer.proto.sottovoce.v1 import control_pb2
-from peer.report.html import render
 from peer.report.run_data import load_run
+from peer.report.run_page import render
 from peer.report.status_table import status_table
 from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore
 from peer.watch.observer import Observer

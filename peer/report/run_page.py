@@ -1,24 +1,24 @@
-"""One self-contained HTML page about a run.
+"""One self-contained page about a run.
 
-Everything that comes from a run folder is escaped. A figure that was not recorded is left open; a section whose data
-is missing says so.
+A figure that was not recorded is left open; a section whose data is missing says so.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 from peer.errors import StateError
 from peer.files import write_whole
 from peer.records import ACCURACY, Criterion
+from peer.report import blocks
+from peer.report.blocks import MOST_ROWS, Block, Missing, Remark, Section, Table
 from peer.report.curves import MOST_PEERS, figure_charts, health_charts, loss_charts
 from peer.report.drawing import inline_drawing
 from peer.report.line_chart import Chart
 from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times, when
-from peer.report.page import MOST_ROWS, card, document, left_out, missing, remark, scrolling, table
+from peer.report.page import document
 from peer.report.run_data import RunData, load_run, mean
 from peer.report.summary_table import MAX_PEERS, chosen_precisions, precision_name
 from peer.report.whole_models import WHOLE_MODELS, equal_interval, reduction, references
@@ -41,45 +41,42 @@ def write_report(directory: Path, output: Path | None = None) -> Path:
 
 def render(data: RunData) -> str:
     """Return the page."""
+    losses = _charts(data, loss_charts(data), "Means of consecutive rounds: single batches are noise.")
     sections = (
-        ("figures", "Key figures", _key_figures(data)),
+        Section("figures", "Key figures", _key_figures(data)),
         *(_figure_section(data, criterion) for criterion in _criteria(data)),
-        (
-            "loss",
-            "Training loss",
-            _charts(data, loss_charts(data), "Means of consecutive rounds: single batches are noise."),
-        ),
-        ("classes", "Worst peer, class by class", _classes(data)),
-        ("peers", "Peers", _peers(data)),
-        ("gossip", "Health of the gossip", _charts(data, health_charts(data))),
-        ("time", "Where the time goes", _time(data)),
-        ("traffic", "Traffic", _traffic(data)),
-        ("links", "Links", _links(data)),
-        ("graph", "Graph", _graph(data)),
-        ("configuration", "Configuration", _configuration(data)),
-        ("machine", "Machine", _machine(data)),
+        Section("loss", "Training loss", losses),
+        Section("classes", "Worst peer, class by class", _classes(data)),
+        Section("peers", "Peers", _peers(data)),
+        Section("gossip", "Health of the gossip", _charts(data, health_charts(data))),
+        Section("time", "Where the time goes", _time(data)),
+        Section("traffic", "Traffic", _traffic(data)),
+        Section("links", "Links", _links(data)),
+        Section("graph", "Graph", [_graph(data)]),
+        Section("configuration", "Configuration", [_configuration(data)]),
+        Section("machine", "Machine", _machine(data)),
     )
-    return document(data.name, _header(data), sections)
+    return document(data.name, kicker="Run", heading=data.name, header=_header(data), sections=sections)
 
 
 def _criteria(data: RunData) -> list[Criterion]:
     return data.summary.all_criteria if data.summary is not None else [ACCURACY]
 
 
-def _figure_section(data: RunData, criterion: Criterion) -> tuple[str, str, str]:
+def _figure_section(data: RunData, criterion: Criterion) -> Section:
     anchor = re.sub(r"[^a-z0-9]+", "-", criterion.name.lower()).strip("-") or "metric"
     heading = criterion.name[:1].upper() + criterion.name[1:]
     note = "Every peer's own model on the common test set."
     if criterion != ACCURACY:
         anchor, note = f"metric-{anchor}", f"{note} {criterion.better.capitalize()} values are better."
-    return anchor, heading, _charts(data, figure_charts(data, criterion), note)
+    return Section(anchor, heading, _charts(data, figure_charts(data, criterion), note))
 
 
-def _header(data: RunData) -> str:
+def _header(data: RunData) -> list[Block]:
     summary = data.summary
-    parts = [f"<p class='kicker'>Run</p><h1>{escape(data.name)}</h1>"]
+    found: list[Block] = []
     if summary is not None:
-        facts = (
+        facts = [
             summary.algorithm,
             summary.compressor,
             summary.graph,
@@ -89,42 +86,38 @@ def _header(data: RunData) -> str:
             f"seed {summary.seed}",
             *([when(summary.started_at)] if summary.started_at else []),
             *([f"collected {when(summary.collected_at)}"] if summary.collected_at else []),
-        )
-        parts.append("<p class='facts'>" + "".join(f"<span>{escape(fact)}</span>" for fact in facts) + "</p>")
+        ]
+        found.append(blocks.Facts(facts))
         if 0 < len(chosen := chosen_precisions(summary)) <= MAX_PEERS:
-            parts.append("<p class='facts'>" + "".join(f"<span>{escape(each)}</span>" for each in chosen) + "</p>")
-        parts.extend(f"<pre class='command'>{escape(command)}</pre>" for command in summary.commands)
-        if summary.collected_at:
-            if summary.ended != "completed":
-                parts.append(f"<p class='banner'>{escape(summary.ended.capitalize())}</p>")
-        elif summary.ended != "completed":
-            parts.append(f"<p class='banner'>Ended early: {escape(summary.ended)}</p>")
-    parts.extend(f"<p class='banner'>{escape(note)}</p>" for note in data.notes)
-    return "".join(parts)
+            found.append(blocks.Facts(chosen))
+        found += map(blocks.Command, summary.commands)
+        if summary.ended != "completed":
+            ended = summary.ended.capitalize() if summary.collected_at else f"Ended early: {summary.ended}"
+            found.append(blocks.Banner(ended))
+    return [*found, *map(blocks.Banner, data.notes)]
 
 
-def _key_figures(data: RunData) -> str:
+def _key_figures(data: RunData) -> list[Block]:
     summary = data.summary
     if summary is None:
-        return missing("They are written when a run ends.")
-    cards = [
-        *(card(*each) for criterion in summary.all_criteria for each in _figure_cards(summary, criterion)),
-        card("Payload", *_less(summary, summary.payload_bytes, "layers of the messages")),
-    ]
-    if summary.socket_bytes is not None:
-        cards.append(card("On the socket", *_less(summary, summary.socket_bytes, "with TLS, HTTP/2 and control")))
-    else:
-        cards.append(card("Frames", *_less(summary, summary.frame_bytes, "with headers and checksums")))
+        return [Missing("They are written when a run ends.")]
     bound = summary.entropy_bits_per_parameter
-    cards.append(
-        card(
+    if summary.socket_bytes is not None:
+        sent = ("On the socket", *_less(summary, summary.socket_bytes, "with TLS, HTTP/2 and control"))
+    else:
+        sent = ("Frames", *_less(summary, summary.frame_bytes, "with headers and checksums"))
+    cards = [
+        *(card for criterion in summary.all_criteria for card in _figure_cards(summary, criterion)),
+        ("Payload", *_less(summary, summary.payload_bytes, "layers of the messages")),
+        sent,
+        (
             "Bits a parameter",
             significant(summary.bits_per_parameter),
             f"entropy bound {significant(bound)}" if bound is not None else "payload of each message",
-        )
-    )
-    cards.append(_time_card(summary))
-    return f'<div class="cards">{"".join(cards)}</div>'
+        ),
+        _time_card(summary),
+    ]
+    return [blocks.Cards(cards)]
 
 
 def _figure_cards(summary: Summary, criterion: Criterion) -> list[tuple[str, str, str]]:
@@ -150,46 +143,43 @@ def _less(summary: Summary, num_bytes: int, what: str) -> tuple[str, str]:
     return times(less), f"less than {WHOLE_MODELS}: {size(num_bytes)}, {what}"
 
 
-def _time_card(summary: Summary) -> str:
+def _time_card(summary: Summary) -> tuple[str, str, str]:
     """Return the time that the curves show, and what passed on the clock of this machine."""
     whole = duration(summary.seconds)
     if not summary.training_seconds:
-        return card("Time", whole, "")
+        return "Time", whole, ""
     per_round = f"{1000 * summary.seconds_per_round:.1f} ms a round"
     trained = duration(summary.training_seconds)
     if summary.simulated:
-        return card("Time to simulate", whole, f"virtual time, which the curves show: {trained}, {per_round}")
+        return "Time to simulate", whole, f"virtual time, which the curves show: {trained}, {per_round}"
     if summary.collected_at:
-        return card("Training time", trained, f"{per_round}; of the peer that took longest, stops included")
+        return "Training time", trained, f"{per_round}; of the peer that took longest, stops included"
     if len(summary.commands) > 1:
-        return card("Training time", trained, f"{per_round}; the last of {len(summary.commands)} commands took {whole}")
-    return card("Training time", trained, f"{per_round}; {whole} with the start of the peers and the end")
+        return "Training time", trained, f"{per_round}; the last of {len(summary.commands)} commands took {whole}"
+    return "Training time", trained, f"{per_round}; {whole} with the start of the peers and the end"
 
 
-def _charts(data: RunData, charts: Sequence[Chart], note: str = "") -> str:
-    empty = [chart.title for chart in charts if not chart.drawing and not chart.note]
-    if empty:
-        note = f"{note} Not recorded in this run: {', '.join(empty)}.".strip()
-    note = " ".join([note, *(chart.note for chart in charts if chart.note)]).strip()
+def _charts(data: RunData, charts: Sequence[Chart], note: str = "") -> list[Block]:
+    sentences = [note] if note else []
+    if empty := [chart.title for chart in charts if chart.plot is None and not chart.note]:
+        sentences.append(f"Not recorded in this run: {', '.join(empty)}.")
+    sentences += [chart.note for chart in charts if chart.note]
     if len(data.peers) > MOST_PEERS:
-        note = f"{note} {MOST_PEERS} of {len(data.peers)} peers are drawn one by one.".strip()
-    return f'{remark(note) if note else ""}<div class="charts">{"".join(chart.drawing for chart in charts)}</div>'
+        sentences.append(f"{MOST_PEERS} of {len(data.peers)} peers are drawn one by one.")
+    drawn = blocks.Charts([chart for chart in charts if chart.plot is not None])
+    return [Remark(" ".join(sentences)), drawn] if sentences else [drawn]
 
 
-def _classes(data: RunData) -> str:
+def _classes(data: RunData) -> list[Block]:
     worst = _worst_evaluation(data)
     if worst is None or len(worst.total) < 2 or ACCURACY not in _criteria(data):
-        return missing("No accuracy by class was recorded.")
+        return [Missing("No accuracy by class was recorded.")]
     rows = []
     for index, (right, total) in enumerate(zip(worst.correct, worst.total, strict=True)):
         share = right / total if total else 0.0
-        rows.append(
-            f"<tr><th>{index}</th><td class='bar'><i style='width:{100 * share:.1f}%'></i></td>"
-            f"<td class='number'>{percent(share)}</td><td class='number dim'>{right} of {total}</td></tr>"
-        )
+        rows.append(blocks.BarRow(str(index), [blocks.Bar(100 * share)], [percent(share)], f"{right} of {total}"))
     heading = f"{data.peer_name(worst.peer)} after {count(worst.round)} rounds: {percent(worst.accuracy)} in all."
-    bars = f"<table class='bars'>{''.join(rows)}</table>"
-    return remark(heading) + scrolling(bars, label="Accuracy by class")
+    return [Remark(heading), blocks.Bars("Accuracy by class", rows)]
 
 
 def _worst_evaluation(data: RunData) -> EvaluationRecord | None:
@@ -203,9 +193,9 @@ def _newest(data: RunData, split: str) -> dict[int, EvaluationRecord]:
     return {row.peer: row for row in data.evaluations if row.split == split and row.peer >= 0}
 
 
-def _peers(data: RunData) -> str:
+def _peers(data: RunData) -> list[Block]:
     if not data.peers:
-        return missing("No peer has recorded a round.")
+        return [Missing("No peer has recorded a round.")]
     test, holdout = _newest(data, "test"), _newest(data, "holdout")
     criteria = _criteria(data)
     heads = ["peer", "rounds", "loss", *(f"test {c.name.removeprefix('test ')}" for c in criteria)]
@@ -240,48 +230,43 @@ def _peers(data: RunData) -> str:
             significant(records[-1].push_weight) if records else MISSING,
         ]
         rows.append(cells)
-    return table(heads, rows, label="Peers") + left_out(len(listed))
+    return [Table(heads, rows, "Peers"), *blocks.left_out(len(listed))]
 
 
-def _time(data: RunData) -> str:
-    rows, widest = [], 0.0
+def _time(data: RunData) -> list[Block]:
+    found, widest = [], 0.0
     for peer in data.peers[:MOST_ROWS]:
         records = data.rounds_of(peer)
         if records:
-            parts = [1000 * mean([getattr(r, name) for r in records]) for name, _, _ in _STAGES]
+            parts = [1000 * mean([getattr(r, name) for r in records]) for name in _STAGES]
             widest = max(widest, sum(parts))
-            rows.append((peer, parts, 1000 * mean([r.cpu_s for r in records])))
+            found.append((peer, parts, 1000 * mean([r.cpu_s for r in records])))
     if not widest:
-        return missing("No times were recorded.")
-    lines = []
-    for peer, parts, cpu in rows:
-        bars = "".join(
-            f"<i class='{style}' style='width:{100 * part / widest:.2f}%' title='{label} {part:.2f} ms'></i>"
-            for part, (_, label, style) in zip(parts, _STAGES, strict=True)
-        )
-        cells = "".join(f"<td class='number'>{part:.2f}</td>" for part in (*parts, cpu))
-        lines.append(f"<tr><th>{escape(data.peer_name(peer))}</th><td class='bar'>{bars}</td>{cells}</tr>")
-    legend = "".join(f"<li><i class='{style}'></i>{escape(label)}</li>" for _, label, style in _STAGES)
-    head = "".join(f"<th class='number'>{escape(label)}</th>" for _, label, _ in _STAGES)
-    bars = (
-        f"<table class='bars'><thead><tr><th>peer</th><td></td>{head}<th class='number'>CPU</th></tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table>"
+        return [Missing("No times were recorded.")]
+    rows = []
+    for peer, parts, cpu in found:
+        bars = [
+            blocks.Bar(100 * part / widest, style, f"{label} {part:.2f} ms")
+            for part, (label, style) in zip(parts, _STAGES.values(), strict=True)
+        ]
+        rows.append(blocks.BarRow(data.peer_name(peer), bars, [f"{part:.2f}" for part in (*parts, cpu)]))
+    note = (
+        "Means over all rounds, in milliseconds. CPU is that of the whole process; in a simulation all peers share it, "
+        "and waiting is virtual."
     )
-    return (
-        "<p class='remark'>Means over all rounds, in milliseconds. CPU is that of the whole process; in a "
-        "simulation all peers share it, and waiting is virtual.</p>"
-        f"<ul class='legend'>{legend}</ul>{scrolling(bars, label='Times of each peer')}{left_out(len(data.peers))}"
-    )
+    legend = dict(_STAGES.values())
+    times = blocks.Bars("Times of each peer", rows, heads=["peer", *legend, "CPU"], legend=legend)
+    return [Remark(note), times, *blocks.left_out(len(data.peers))]
 
 
-_STAGES = (("train_s", "local step", "train"), ("gossip_s", "gossip", "gossip"), ("wait_s", "waiting", "wait"))
-"""Field of a round's row, its name, and its colour."""
+_STAGES = {"train_s": ("local step", "train"), "gossip_s": ("gossip", "gossip"), "wait_s": ("waiting", "wait")}
+"""Field of a round's row → its name, and its colour."""
 
 
-def _traffic(data: RunData) -> str:
+def _traffic(data: RunData) -> list[Block]:
     summary = data.summary
     if summary is None:
-        return missing("Totals are written when a run ends.")
+        return [Missing("Totals are written when a run ends.")]
     stages = (
         ("Payload", "layers of the frames", summary.payload_bytes),
         ("Frames", "with header and checksum", summary.frame_bytes),
@@ -295,11 +280,11 @@ def _traffic(data: RunData) -> str:
         if num_bytes is not None
     ]
     heads = ["stage", "what it counts", "all peers, whole run", "less than whole models"]
-    sent = table(heads, rows, label="Bytes sent", text_columns=2)
-    return f"{sent}<h3>Other ways to train this model</h3>{_other_ways(summary)}"
+    title = "Other ways to train this model"
+    return [Table(heads, rows, "Bytes sent", text_columns=2), blocks.Heading(title), *_other_ways(summary, title)]
 
 
-def _other_ways(summary: Summary) -> str:
+def _other_ways(summary: Summary, title: str) -> list[Block]:
     payload = summary.payload_bytes
     rows = [
         [each.name, each.what, size(each.num_bytes), times(each.num_bytes / payload) if payload else MISSING]
@@ -312,12 +297,12 @@ def _other_ways(summary: Summary) -> str:
     if interval is not None:
         sentence += f" Local SGD sends as much as this run with a mean every {significant(interval)} rounds."
     heads = ["way", "what is sent", "all peers, whole run", "times this run's payload"]
-    return remark(sentence) + table(heads, rows, label="Other ways to train this model", text_columns=2)
+    return [Remark(sentence), Table(heads, rows, title, text_columns=2)]
 
 
-def _links(data: RunData) -> str:
+def _links(data: RunData) -> list[Block]:
     if not data.links:
-        return missing("No links were recorded.")
+        return [Missing("No links were recorded.")]
     parameters = data.summary.parameters if data.summary is not None else 0
     bound = {
         peer: sum(r.entropy_bits for r in records) / sum(r.values for r in records)
@@ -349,7 +334,7 @@ def _links(data: RunData) -> str:
     # A simulation has no sockets: columns that nobody filled are left out.
     kept = [column for column in range(len(heads)) if any(row[column] != MISSING for row in rows)]
     heads, rows = [heads[column] for column in kept], [[row[column] for column in kept] for row in rows]
-    return remark(note) + table(heads, rows, label="Links", text_columns=2) + left_out(len(data.links))
+    return [Remark(note), Table(heads, rows, "Links", text_columns=2), *blocks.left_out(len(data.links))]
 
 
 def _link_bits(link: LinkRecord, parameters: int) -> str:
@@ -358,29 +343,23 @@ def _link_bits(link: LinkRecord, parameters: int) -> str:
     return significant(8 * link.payload_bytes / (link.frames * parameters))
 
 
-def _graph(data: RunData) -> str:
+def _graph(data: RunData) -> Block:
     if data.graph_svg is None:
-        return missing("The run folder holds no graph.svg.")
+        return Missing("The run folder holds no graph.svg.")
     name = data.summary.graph if data.summary is not None else "the run"
     drawing = inline_drawing(data.graph_svg, f"Graph of {name}: arrows from sender to receiver")
-    if drawing is None:
-        return missing("The graph.svg of the run folder is no drawing of a graph.")
-    return f'<div class="graph">{scrolling(drawing, label="Graph")}</div>'
+    return drawing or Missing("The graph.svg of the run folder is no drawing of a graph.")
 
 
-def _configuration(data: RunData) -> str:
+def _configuration(data: RunData) -> Block:
     if data.config is None:
-        return missing("The run folder holds no config.toml.")
+        return Missing("The run folder holds no config.toml.")
     # The comments explain every key; here only the settings are of interest.
     settings = "\n".join(line for line in data.config.splitlines() if line.strip() and not line.startswith("#"))
-    settings = re.sub(r"\n(?=\[)", "\n\n", settings)
-    return f"<details><summary>All settings as they were resolved</summary><pre>{escape(settings)}</pre></details>"
+    return blocks.Settings("All settings as they were resolved", re.sub(r"\n(?=\[)", "\n\n", settings))
 
 
-def _machine(data: RunData) -> str:
+def _machine(data: RunData) -> list[Block]:
     if data.summary is None or not data.summary.machine:
-        return missing("The machine was not recorded.")
-    rows = "".join(
-        f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in data.summary.machine.items()
-    )
-    return f"{remark('Bit identity is promised for equal machines.')}<dl>{rows}</dl>"
+        return [Missing("The machine was not recorded.")]
+    return [Remark("Bit identity is promised for equal machines."), blocks.Definitions(data.summary.machine)]

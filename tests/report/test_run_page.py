@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from peer.errors import StateError
-from peer.report.html import render, write_report
 from peer.report.run_data import RunData, load_run
+from peer.report.run_page import render, write_report
 from peer.state.metrics import LinkRecord, Summary
 from tests.report.sample_run import evaluation, round_record, write_sample_run
 
@@ -221,6 +221,15 @@ def test_only_shapes_of_a_drawing_get_into_the_page(run: Path) -> None:
     assert "alert(1)" not in text
     assert "display:none" not in text.split("</style>")[1]
     assert "onclick" not in text
+
+
+def test_a_drawing_that_is_nested_without_end_does_no_harm(run: Path) -> None:
+    nested = "<g>" * 20_000 + "<text>deep</text>" + "</g>" * 20_000
+    (run / "graph.svg").write_text(
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'>{nested}<text>flat</text></svg>"
+    )
+    text = render(load_run(run))
+    assert ("<text>flat</text>" in text, "deep" in text) == (True, False)
 
 
 def test_many_peers_are_drawn_in_part_and_listed_in_part(tmp_path: Path) -> None:
