@@ -1,1 +1,1 @@
-"""What a peer keeps on disk: checkpoints, journal, metrics. Knows files, and not what they are for."""
+"""The disk state of a peer: checkpoints, journal, metrics. Knows files, not their purpose."""

@@ -1,11 +1,10 @@
-"""The admission log of a peer: who came, went, was refused, and who gave it orders, each entry chained to the last one.
+"""The admission log of a peer: arrivals, departures, refusals and orders, each entry chained to the last one.
 
     line := JSON object with "number", "at" (UTC), "what", further keys, and "chain"
 
 "chain" is the SHA-256, in hexadecimal digits, of the chain of the line before it (64 zeros before the first), a line
-feed, and the line without "chain" as it would be written. So nobody can change, remove or insert a line without
-changing all that follow; whoever knows the last chain, which `sotto status --json` shows, sees that. The file only
-grows.
+feed, and the line without "chain" as it would be written. Nobody can thus change, remove or insert a line without
+changing all that follow, which the last chain reveals (`sotto status --json` shows it). The file only grows.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class AdmissionLog:
         self._disk, self._now, self._lock = disk, now, threading.Lock()
         self._handle: Handle | None = None
         self.known: list[Mapping[str, Any]] = []
-        """What earlier processes wrote."""
+        """Entries of earlier processes."""
         data = _read(disk) if FILE in disk.names() else b""
         # A line without its end was being written when the process ended.
         whole, problem = data.rfind(b"\n") + 1, None
@@ -47,7 +46,7 @@ class AdmissionLog:
             disk.rename(FILE, f"{FILE}.damaged")
         self.count = len(self.known)
         self.chain: str = self.known[-1]["chain"] if self.known else _FIRST
-        """Of the last entry."""
+        """Chain of the last entry."""
         if problem is not None:
             self.add("damaged", problem=problem, set_aside=f"{FILE}.damaged")
 

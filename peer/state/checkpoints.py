@@ -1,9 +1,9 @@
-"""What a peer keeps on disk: checkpoints, and the lock on its state folder.
+"""The checkpoints of a peer, and the lock on its state folder.
 
 A checkpoint is one safetensors file: arrays by name, and one JSON text under the key "state" of its metadata, with a
-checksum over the whole file. It is written beside, synced and renamed, so that a crash at any instant leaves the
-previous one whole. Checkpoints are taken between rounds only; what happens between two of them is in the journal
-(`peer.state.journal`).
+checksum over the whole file. It is written under another name, synced and renamed, so that a crash at any instant
+leaves the previous one whole. Checkpoints are taken between rounds only; the journal (`peer.state.journal`) covers the
+time between two of them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FORMAT = 2
 """Raised when an old file would be misunderstood; the changelog says what an old file means."""
 
 _OLDEST = 1
+"""Has no checksum, and no frames that wait for a later round: their senders kept them."""
 _MOST_HEADER_BYTES = 1 << 30
-"""Without checksum, and without the frames that wait for a later round: their senders kept them."""
 
 _TYPES = {
     **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
@@ -46,7 +46,7 @@ _PREFIX, _SUFFIX = "checkpoint-", ".safetensors"
 _PATTERN = f"{_PREFIX}*{_SUFFIX}"
 
 _DAMAGED = "damaged"
-"""What a checkpoint that cannot be read is renamed to, for whoever wants to look at it."""
+"""New name, without suffix, of an unreadable checkpoint, which is kept for inspection."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Checkpoints:
     """The checkpoints on one disk."""
 
     def __init__(self, disk: Disk, *, keep: int = 2, regular: int = 0) -> None:
-        """Keep the newest `keep`, and as many of rounds that are multiples of `regular` (0: of those no others): peers
-        that are to be put back, or exported, together need one of the same round."""
+        """Keep the newest `keep`, and as many of rounds that are multiples of `regular` (0: none of these): peers that
+        are put back, or exported, together need one of the same round."""
         self._disk, self._keep, self._regular = disk, keep, regular
 
     def rounds(self) -> list[int]:
@@ -108,8 +108,8 @@ class Checkpoints:
         """Rename the checkpoints above `round_`, with `aside` before their names; return the round of the newest that
         is left (0: the start).
 
-        Of that one, what had come for later rounds is forgotten: whoever sent it goes back too and sends it anew. A
-        copy with it is set aside as well. Raises OSError, and StateError for a damaged checkpoint.
+        Frames for later rounds in that one are forgotten: their senders go back too and send them anew. A copy with
+        them is set aside as well. Raises OSError, and StateError for a damaged checkpoint.
         """
         rounds = self.rounds()
         # The newest first: a crash in between leaves a peer that went back less far.
@@ -151,9 +151,9 @@ class StateFolder:
                 f"{directory}: cannot be used as a state folder: {error.strerror}; {remedy(error)}"
             ) from None
         self.why_not_private: str | None = None
-        """What stands in the way of keeping the folder from other users of this machine."""
+        """Reason why the folder cannot be kept from other users of this machine; None if it can."""
         try:
-            # Earlier releases left it, and what is in it, to the umask.
+            # Earlier releases left it and its files to the umask.
             make_private(directory)
         except OSError as error:
             self.why_not_private = error.strerror

@@ -1,11 +1,11 @@
 """A folder of files as the durable state needs it: few operations, each of them a point at which a process may die.
 
 `RealDisk` is a folder of the file system. Tests and the fault simulator put another one in its place, which tears
-writes, loses what was not synced, and fills up. What the operations promise is what POSIX promises:
+writes, loses unsynced bytes, and fills up. The operations promise what POSIX promises:
 
 - `append` hands bytes to the operating system. When it returns they survive the end of the process, not a power cut;
   when it fails, any part of them may be there.
-- `sync` makes what was appended to a file survive a power cut.
+- `sync` makes all bytes appended to a file survive a power cut.
 - `rename` replaces the target in one step; like `create` and `unlink`, it survives a power cut after `sync_folder`.
 
 All of them raise OSError.
@@ -28,17 +28,17 @@ from peer.errors import StateError, remedy
 Buffer: TypeAlias = bytes | memoryview
 
 _DIRECT_FROM_BYTES = 1 << 20
-"""A new file of this size goes past the page cache. Nobody reads a checkpoint but a peer that starts, and filling fresh
-pages with one takes ten times the processor time of the rest of saving it (1 to 2 s/GB on a virtual machine)."""
+"""A new file of this size goes past the page cache. Only a starting peer reads a checkpoint, and filling fresh pages
+with one takes ten times the processor time of the rest of saving it (1 to 2 s/GB on a virtual machine)."""
 _DIRECT_BLOCK_BYTES = 4 << 20
-"""What is handed to the disk at a time. What is added to a file goes past the page cache from this size on: a peer
-waits for each addition to its journal, and a smaller one is done sooner through the cache."""
+"""Bytes handed to the disk at a time. An addition to a file goes past the page cache from this size on: a peer waits
+for each addition to its journal, and a smaller one is done sooner through the cache."""
 _DIRECT_UNIT_BYTES = 4096
 """Offsets, lengths and memory are multiples of this; no file system in use asks for more."""
 
 
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
-"""A model and what led to it tell of the data: only their owner reads them."""
+"""A model and its history reveal something of the data: only their owner may read them."""
 
 
 class Handle(Protocol):
@@ -46,7 +46,7 @@ class Handle(Protocol):
 
     @property
     def size(self) -> int:
-        """How many bytes the file has."""
+        """Size of the file in bytes."""
         ...
 
     def append(self, parts: Sequence[Buffer]) -> None:
@@ -85,7 +85,7 @@ class Disk(Protocol):
     def unlink(self, name: str) -> None: ...
     def sync_folder(self) -> None: ...
     def where(self, name: str) -> str:
-        """Return what to call a file in a sentence for people, who may have several such folders."""
+        """Return a name of a file for messages to people, who may have several such folders."""
         ...
 
 
@@ -99,7 +99,7 @@ def cannot_be_written(name: str, error: Exception) -> StateError:
 
 @contextlib.contextmanager
 def writing(name: str) -> Iterator[None]:
-    """Raise StateError, naming the file, if the disk refuses what is written inside."""
+    """Raise StateError, naming the file, if the disk refuses a write inside."""
     try:
         yield
     except OSError as error:
@@ -108,7 +108,7 @@ def writing(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def private_files() -> Iterator[None]:
-    """Let only their owner read the files and folders that this process creates inside, whoever writes them."""
+    """Let only their owner read the files and folders that any code of this process creates inside."""
     before = os.umask(0o077)
     try:
         yield
@@ -117,7 +117,7 @@ def private_files() -> Iterator[None]:
 
 
 def make_private(folder: Path) -> None:
-    """Let only their owner read a folder and all that is in it. Raises OSError where that is not ours to do."""
+    """Let only their owner read a folder and its content. Raises OSError where that is not ours to do."""
     if folder.stat().st_mode & stat.S_ISVTX:
         raise PermissionError(errno.EPERM, "it is a folder for the files of everybody")
     folder.chmod(_PRIVATE_FOLDER)
@@ -125,7 +125,7 @@ def make_private(folder: Path) -> None:
         for names, mode in ((folders, _PRIVATE_FOLDER), (files, _PRIVATE_FILE)):
             for name in names:
                 below = Path(path, name)
-                # What a link leads to is no part of the folder, and a file may be gone by now.
+                # The target of a link is no part of the folder, and a file may be gone by now.
                 with contextlib.suppress(FileNotFoundError):
                     if not below.is_symlink():
                         below.chmod(mode)
@@ -150,11 +150,11 @@ class RealDisk:
     """A folder of the file system."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` exists, but for who only reads a file that may be there."""
+        """`folder` exists, unless the caller only reads a file that may be there."""
         self.folder = folder
 
     def where(self, name: str) -> str:
-        """Return the path of a file, which is there or not."""
+        """Return the path of a file, which need not exist."""
         return str(self.folder / name)
 
     def names(self) -> list[str]:
@@ -195,13 +195,13 @@ class RealDisk:
 
 
 class RealHandle:
-    """A file of the file system, without a buffer in this process: what was appended outlives it."""
+    """A file of the file system, without a buffer in this process: bytes appended outlive it."""
 
     def __init__(self, path: Path, flags: int) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | flags, _PRIVATE_FILE)
         self._size = os.fstat(self._file).st_size
         self._block: mmap.mmap | None = None
-        """Aligned memory for what goes past the page cache, kept because fresh pages are what costs."""
+        """Aligned memory for writes past the page cache, kept because fresh pages are expensive."""
 
     @property
     def size(self) -> int:
@@ -215,7 +215,7 @@ class RealHandle:
         self._append_through_cache(rest, sum(map(len, rest)))
 
     def _append_through_cache(self, rest: list[memoryview], size: int) -> None:
-        """Write the first `size` bytes of `rest`, which is what is left afterwards."""
+        """Write the first `size` bytes of `rest` and remove them from it."""
         end = self._size + size
         while self._size < end:
             # A few parts at a time: the kernel takes no more than 1024.
@@ -223,8 +223,8 @@ class RealHandle:
             self._advance(rest, os.writev(self._file, some))
 
     def _append_directly(self, rest: list[memoryview]) -> None:
-        """Write the whole units of `rest`, which is what is left afterwards, past the page cache; nothing where the
-        file system cannot do that."""
+        """Write the whole units of `rest` past the page cache and remove them from it; none if the file system cannot
+        do that."""
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_DIRECT)
@@ -239,14 +239,14 @@ class RealHandle:
                 if written % _DIRECT_UNIT_BYTES:
                     return
         except OSError as error:
-            # It wants other units than ours: what is left goes the other way.
+            # It wants other units than ours: the rest goes through the cache.
             if error.errno != errno.EINVAL:
                 raise
         finally:
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags)
 
     def _advance(self, rest: list[memoryview], written: int) -> None:
-        """Take from the front of `rest` what was written."""
+        """Remove the bytes written from the front of `rest`."""
         self._size += written
         while rest and written >= len(rest[0]):
             written -= len(rest.pop(0))
@@ -277,7 +277,7 @@ def _first(parts: Iterable[memoryview], size: int) -> list[memoryview]:
 
 
 def _fill(block: mmap.mmap, parts: Iterable[memoryview]) -> int:
-    """Copy the beginning of `parts` into the block; return how many bytes that are."""
+    """Copy the beginning of `parts` into the block; return the number of bytes copied."""
     end = 0
     for part in parts:
         piece = part[: len(block) - end]

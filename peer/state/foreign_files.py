@@ -1,4 +1,4 @@
-"""Files with JSON of a folder that somebody else may have written, or a crash has damaged, read within bounds."""
+"""Reading of JSON files within bounds, from a folder that somebody else may have written or a crash damaged."""
 
 from __future__ import annotations
 

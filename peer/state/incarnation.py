@@ -1,8 +1,8 @@
-"""Which incarnation of its device a state folder belongs to, and how a new one begins.
+"""The incarnation of its device to which a state folder belongs, and the beginning of a new one.
 
 A device that was declared lost takes part again as another peer (`gossip.incarnations`). The file says so before
-anybody hears of the new number. Whatever ends the process then: what the former one left is set aside before anything
-of the new one is written.
+anybody hears of the new number. Even if the process ends then, the former incarnation's files are set aside before
+anything of the new one is written.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from peer.state.recovery import StateFiles
 
 @dataclass(frozen=True)
 class Incarnation:
-    """What a state folder says of the peer that it belongs to."""
+    """The file's record of the peer to which a state folder belongs."""
 
     number: int = 0
     """0 for the first, which has no file."""
     is_begun: bool = True
-    """Whether what the former incarnation left was set aside."""
+    """Whether the former incarnation's files were set aside."""
 
 
 def _of_json(tree: Mapping[str, Any]) -> Incarnation:
@@ -43,12 +43,13 @@ _FILE = KeptFile[Incarnation](
 
 
 def read(disk: Disk) -> Incarnation:
-    """Return which incarnation a folder belongs to. Raises StateError if its file cannot be read."""
+    """Return the incarnation to which a folder belongs. Raises StateError if its file cannot be read."""
     return _FILE.read(disk) or Incarnation()
 
 
 def read_folder(directory: Path) -> int:
-    """Return which incarnation a state folder belongs to, which may not be there yet. Raises StateError."""
+    """Return the number of the incarnation to which a state folder, which need not exist yet, belongs. Raises
+    StateError."""
     return read(RealDisk(directory)).number
 
 
@@ -60,7 +61,7 @@ def begin(disk: Disk, number: int) -> None:
 
 
 def finish(disk: Disk) -> Incarnation:
-    """Do what a crash has kept `begin` from doing, if anything; return which incarnation the folder belongs to."""
+    """Complete a `begin` that a crash has cut off, if any; return the incarnation to which the folder belongs."""
     found = read(disk)
     if found.is_begun:
         return found

@@ -1,22 +1,22 @@
-"""The journal of a peer: what happened since a checkpoint, in the order in which it was applied.
+"""The journal of a peer: all events since a checkpoint, in the order in which they were applied.
 
-Replaying it from that checkpoint leads to where the peer was, bit for bit: its records are the inputs of the
-participant (a round begun, a frame received, a timer that made a difference, each with the time that it was given) and,
-to check the replay by, checksums of the peer's own frames with a digest of the state that they came from. Where
-arithmetic is not repeatable it holds the own frames themselves, to send them again. A run without rounds has records of
-one kind of its own: the calls on its participant.
+Replaying it from that checkpoint restores the peer, bit for bit: its records are the inputs of the participant (a round
+begun, a frame received, a timer that made a difference, each with its time) and, to check the replay by, checksums of
+the peer's own frames with a digest of the state from which they came. Where arithmetic is not repeatable it holds the
+own frames themselves, to send them again. A run without rounds has records of one kind of its own: the calls on its
+participant.
 
-A plain file rather than SQLite: there is one writer, nobody asks for anything but all of it in order, and a record has
-to be in the hands of the kernel before a frame leaves. That is a `write` of the frame's own bytes here; a SQLite
-transaction in WAL mode writes whole pages twice, takes locks, and cannot be cut into single operations by a test that
-stops the process at each of them (`peer.state.disk`).
+A plain file rather than SQLite: there is one writer, readers always take all of it in order, and a record has to be in
+the hands of the kernel before a frame leaves. That is a `write` of the frame's own bytes here; a SQLite transaction in
+WAL mode writes whole pages twice, takes locks, and cannot be cut into single operations by a test that stops the
+process at each of them (`peer.state.disk`).
 
     file    := "SOTTOJNL" u16 version, u32 length, header: JSON, u64 checksum of all that
     record  := u32 length of body, u8 kind, body, u64 checksum
 
 Numbers are little-endian. A checksum is XXH3-64 seeded with the one before it, so that a record is whole only where
-everything in front of it is. A file ends at its last whole record; what follows it was being written when the process
-ended, or is damaged, and is cut off.
+everything in front of it is. A file ends at its last whole record; bytes after it were being written when the process
+ended, or are damaged, and are cut off.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _STEPPED = struct.Struct("<QI")
 
 
 class Kind(enum.IntEnum):
-    """What a record is."""
+    """Kind of a record."""
 
     RECEIVED = 1
     BEGUN = 2
@@ -91,7 +91,7 @@ class Begun:
     now: float
     round: int
     variant: int | None = None
-    """Which variant of the compressor a bandwidth budget chose; None without one."""
+    """Variant of the compressor that a bandwidth budget chose; None without one."""
     left_out: tuple[int, ...] = ()
     """Receivers that could not be reached and got no weight, ascending."""
 
@@ -105,28 +105,29 @@ class TimedOut:
 
 @dataclass(frozen=True)
 class Sent:
-    """The own numbered frames that came of the record before, possibly none."""
+    """The own numbered frames that resulted from the record before, possibly none."""
 
     round: int
     digest: int
-    """Of the state right after (`DurablePeer`)."""
+    """Digest of the state right after (`DurablePeer`)."""
     frames: tuple[tuple[int, int, bytes], ...]
     """(receiver, number, frame). Equal frames are stored once."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The own numbered frames that came of the record before, where a replay makes them again to the bit."""
+    """Checksums of the own numbered frames that resulted from the record before, where a replay makes them again to the
+    bit."""
 
     round: int
     digest: int
-    """Of the state right after (`DurablePeer`)."""
+    """Digest of the state right after (`DurablePeer`)."""
     frames: tuple[tuple[int, int, int], ...]
     """(receiver, number, XXH3-64 of the frame)."""
 
     @classmethod
     def of(cls, sent: Sent) -> Checked:
-        """Return what is kept of frames that can be made again. One that several receivers share is read once."""
+        """Return the record of frames that can be made again. A frame that several receivers share is read once."""
         distinct = {id(frame): frame for _, _, frame in sent.frames}
         sums = {key: xxhash.xxh3_64_intdigest(frame) for key, frame in distinct.items()}
         return cls(sent.round, sent.digest, tuple((to, seq, sums[id(frame)]) for to, seq, frame in sent.frames))
@@ -146,16 +147,16 @@ class Announced:
 
     now: float
     frame: bytes
-    """As it goes to the neighbours (`notice`)."""
+    """The announcement as sent to the neighbours (`notice`)."""
 
 
 @dataclass(frozen=True)
 class Signed:
-    """What this peer said of a member because of the record before, signed. A replay says it again: the certificate may
-    be another one by then."""
+    """A signed statement of this peer about a member, caused by the record before. A replay repeats it, since the
+    certificate may be another one by then."""
 
     frame: bytes
-    """As it goes to the neighbours."""
+    """The statement as sent to the neighbours."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class Lost:
 
 
 class Call(enum.IntEnum):
-    """What was called of a participant without rounds (`PairParticipant`)."""
+    """Method called on a participant without rounds (`PairParticipant`)."""
 
     READ = 1
     STEP = 2
@@ -190,11 +191,11 @@ class Called:
     peer: int
     """The neighbour in question; 0 where there is none."""
     digest: int
-    """Of the model right after it (`DurablePair`)."""
+    """Digest of the model right after it (`DurablePair`)."""
     reachable: tuple[int, ...]
     """The neighbours that could be asked for an exchange then, ascending."""
     frame: bytes = b""
-    """What was received."""
+    """The frame received."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class Stepped:
 
     round: int
     arrays: Mapping[str, npt.NDArray[Any]]
-    """What it came to (`node.local_steps.RecordedSteps`)."""
+    """Result of the step (`node.local_steps.RecordedSteps`)."""
     needs: int = field(default=OLDEST, compare=False)
     """The version of the protocol whose releases can read it; not in the journal itself."""
 
@@ -215,16 +216,16 @@ Record: TypeAlias = (
 
 @dataclass(frozen=True)
 class JournalContent:
-    """What a journal file holds."""
+    """Content of a journal file."""
 
     header: Mapping[str, Any]
     records: tuple[Record, ...]
     whole_bytes: int
-    """Where the last whole record ends."""
+    """End of the last whole record."""
     checksum: int
-    """Of that record, which the next one continues."""
+    """Checksum of that record, which the next one continues."""
     problem: str | None
-    """What is wrong with the bytes after that; None where there are none."""
+    """The fault of the bytes after that; None where there are none."""
 
 
 class Journal:
@@ -249,7 +250,7 @@ class Journal:
 
     @classmethod
     def go_on(cls, disk: Disk, name: str, content: JournalContent) -> Journal:
-        """Go on writing a journal that was read; what comes after its last whole record is cut off."""
+        """Go on writing a journal that was read; bytes after its last whole record are cut off."""
         try:
             # The process that created it may have ended before its name was there for good.
             disk.sync_folder()
@@ -309,7 +310,8 @@ class Journal:
             self._handle, self._sum = handle, checksum
 
     def sync(self) -> None:
-        """Make what was appended survive a power cut; of a closed journal nothing is left to do. Raises StateError."""
+        """Make all records appended survive a power cut; for a closed journal nothing is left to do. Raises
+        StateError."""
         with self._closing:
             if self._closed:
                 return
@@ -322,14 +324,14 @@ class Journal:
                 raise failure from None
 
     def close(self) -> None:
-        """Close the file, after a `sync` that may be under way. Whoever needs what is in it syncs first."""
+        """Close the file, after a `sync` that may be under way. Callers that need its content sync first."""
         with self._closing, contextlib.suppress(OSError):
             self._closed = True
             self._handle.close()
 
 
 def read_journal(disk: Disk, name: str) -> JournalContent:
-    """Return what a journal holds up to its last whole record.
+    """Return the content of a journal up to its last whole record.
 
     Raises StateError if not even its beginning can be read, or if a newer version wrote it.
     """
@@ -352,7 +354,7 @@ def read_journal(disk: Disk, name: str) -> JournalContent:
 
 
 def _start(header: Mapping[str, Any]) -> tuple[list[Buffer], int]:
-    """Return what a file begins with, and its checksum."""
+    """Return the beginning of a file, and its checksum."""
     text = json.dumps(header).encode()
     start = _FILE.pack(_MAGIC, VERSION, len(text)) + text
     checksum = xxhash.xxh3_64_intdigest(start)

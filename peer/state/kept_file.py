@@ -1,4 +1,4 @@
-"""Small files that a peer keeps beside its state: each is written as a whole, and read as a whole."""
+"""Small files that a peer keeps beside its state, each written and read as a whole."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KeptFile(Generic[T]):
-    """A file of JSON in a state folder. After a crash it holds what it held before, or what was written last."""
+    """A file of JSON in a state folder. After a crash it holds either the old or the new content."""
 
     name: str
     to_json: Callable[[T], Any]
     of_json: Callable[[Any], T]
     """Raises ValueError, TypeError, KeyError or AttributeError for what `to_json` never returned."""
     if_damaged: str
-    """What to do about a damaged file, as the rest of a sentence."""
+    """Remedy for a damaged file, as the rest of a sentence."""
     indent: int | None = None
 
     def read(self, disk: Disk) -> T | None:
-        """Return what the file holds; None where there is none, or no folder. Raises StateError."""
+        """Return the value in the file; None if there is no file or no folder. Raises StateError."""
         try:
             return self.of_json(parse_json(disk.read(self.name)))
         except (FileNotFoundError, NotADirectoryError):
@@ -45,12 +45,12 @@ class KeptFile(Generic[T]):
             replace(disk, self.name, [json.dumps(self.to_json(value), indent=self.indent).encode()])
 
     def damaged(self, disk: Disk) -> StateError:
-        """Return the error for a file that holds something else than what was written."""
+        """Return the error for a file whose content is not what was written."""
         return StateError(f"{disk.where(self.name)} is damaged; {self.if_damaged}")
 
 
 def notes_to_json(notes: Mapping[int, bytes]) -> dict[str, str]:
-    """Return notes of peers, by number, as a file has them."""
+    """Return notes of peers, by number, in the form of a file."""
     return {str(peer): base64.b64encode(note).decode() for peer, note in sorted(notes.items())}
 
 
@@ -66,7 +66,7 @@ CHOSEN_PRECISION = KeptFile(
     'without it no round can be repeated; restore it, write {"precision": "NAME"} with what the log said when the run'
     " began, or begin a new run",
 )
-"""What a device chose where `training.precision` is "fastest": it never chooses again."""
+"""A device's choice where `training.precision` is "fastest": it never chooses again."""
 
 CLASS_VOTES = KeptFile[Mapping[int, bytes]](
     "class-votes.json",
@@ -75,4 +75,4 @@ CLASS_VOTES = KeptFile[Mapping[int, bytes]](
     "without it no round can be repeated; restore it from a copy, or wipe the folder and let the device take part"
     " again",
 )
-"""What the devices of a run voted on the shares of the classes, as they told it: peer → note."""
+"""Votes of a run's devices on the shares of the classes, as they told them: peer → note."""

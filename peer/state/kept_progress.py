@@ -1,5 +1,4 @@
-"""What neighbours have signed of how far they are, and how often the own state was put back on purpose, in the state
-folder (`node.progress`).
+"""Progress that neighbours have signed, and the era of the own state, in the state folder (`node.progress`).
 
 Kept for the day on which one of them is put back while this peer is stopped. A folder without the file is that of an
 earlier release, or of a peer that has met nobody yet.
@@ -16,12 +15,12 @@ from peer.state.kept_file import KeptFile, notes_of_json, notes_to_json
 
 @dataclass(frozen=True, kw_only=True)
 class KeptProgress:
-    """What the file holds."""
+    """Content of the file."""
 
     era: int = 0
-    """How often the state of this peer was put back on purpose."""
+    """Times that the state of this peer was put back on purpose."""
     signed: Mapping[int, bytes] = field(default_factory=dict)
-    """Number of a neighbour → the newest that it has signed."""
+    """Number of a neighbour → its newest signed statement."""
 
 
 KEPT_PROGRESS = KeptFile[KeptProgress](
@@ -33,7 +32,7 @@ KEPT_PROGRESS = KeptFile[KeptProgress](
 
 
 def begin_era(disk: Disk) -> None:
-    """Take note that this state is put back on purpose, before that is done: what this peer signed until now is no
-    sign that it has lost anything. Raises StateError."""
+    """Note that this state is about to be put back on purpose: this peer's statements until now are then no sign that
+    it has lost anything. Raises StateError."""
     kept = KEPT_PROGRESS.read(disk) or KeptProgress()
     KEPT_PROGRESS.keep(disk, KeptProgress(era=kept.era + 1, signed=kept.signed))

@@ -1,4 +1,4 @@
-"""The figures of a run: what a peer records, how it is kept, and what `report/` reads.
+"""The figures of a run: a peer's records, their storage, and the summary that `report/` reads.
 
 Each peer writes `metrics.sqlite` in its state folder; a simulation writes one file with the rows of all its peers.
 Rows are keyed (peer, round) and replaced, never appended: a peer that goes back to a checkpoint after a crash and
@@ -58,8 +58,8 @@ class EvaluationRecord:
 def measured(
     files: Sequence[tuple[Sequence[RoundRecord], Sequence[EvaluationRecord]]],
 ) -> list[EvaluationRecord]:
-    """Return the evaluations in the (rounds, evaluations) of several files. A peer writes what others told it of
-    theirs as well: that counts only where no file has rounds of those others."""
+    """Return the evaluations in the (rounds, evaluations) of several files. A peer also writes figures that others told
+    it: those count only where no file has rounds of those others."""
     has_file = {record.peer for rounds, _ in files for record in rounds}
     found = []
     for rounds, evaluations in files:
@@ -85,19 +85,19 @@ class LinkRecord:
     reconnects: int = 0
     resent_frames: int = 0
     offences: int = 0
-    """How often the neighbour broke the protocol."""
+    """Times that the neighbour broke the protocol."""
     last_offence: str | None = None
-    """The sentence about the last time."""
+    """Sentence about the last of them."""
     up: bool = False
     """Whether there was a connection when this was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRoundRecord:
-    """What one directed link carried in one round, as its sender counted it.
+    """Traffic of one directed link in one round, as its sender counted it.
 
-    Frames are counted in the round that they belong to, protobuf and socket bytes when they leave: those of a frame
-    that waits in a socket go to a later round.
+    Frames are counted in their own round, protobuf and socket bytes when they leave: those of a frame that waits in a
+    socket go to a later round.
     """
 
     peer: int
@@ -127,7 +127,7 @@ class ConsensusRecord:
 
 @dataclass(kw_only=True)
 class Summary:
-    """What the table at the end of a run says (`summary.json` of a run folder)."""
+    """Content of the table at the end of a run (`summary.json` of a run folder)."""
 
     name: str
     algorithm: str
@@ -138,54 +138,55 @@ class Summary:
     seed: int
     parameters: int
     seconds: float
-    """From the command to its last figure, on the clock of this machine; the one process on all data left out."""
+    """Seconds from the command to its last figure, on the clock of this machine; the one process on all data left
+    out."""
     started_at: str = ""
-    """When the run began: ISO 8601, UTC."""
+    """Beginning of the run: ISO 8601, UTC."""
     commands: list[str] = field(default_factory=list)
     """Command lines that started it, and resumed it."""
     collected_at: str = ""
-    """When the figures of a cluster were brought together: ISO 8601, UTC; empty for a run on one machine."""
+    """Time at which the figures of a cluster were collected: ISO 8601, UTC; empty for a run on one machine."""
     missing: list[str] = field(default_factory=list)
     """Sentences about figures of a cluster that are not here."""
     peer_states: dict[str, str] = field(default_factory=dict)
-    """Of a cluster: name of a peer → what it did when it was asked, or what became of it."""
+    """In a cluster, name of a peer → its state when it was asked, or its fate."""
     simulated: bool = False
     """Whether the times of rounds are virtual."""
     peer_names: list[str] = field(default_factory=list)
     criteria: dict[str, Better] = field(default_factory=lambda: {ACCURACY.name: ACCURACY.better})
-    """The figures that models are measured by, and which values are better. The first is the one that they are compared
-    by."""
+    """Figures that measure models, and which values are better. Models are compared by the first."""
     peer_accuracy: list[float] = field(default_factory=list)
-    """Of each peer's de-biased model on the common test set, fractions; empty where a task has metrics in its place."""
+    """Accuracy of each peer's de-biased model on the common test set, fractions; empty if a task has its own
+    metrics."""
     peer_metrics: dict[str, list[float]] = field(default_factory=dict)
-    """The same of the task's own metrics, by name."""
+    """The same for the task's own metrics, by name."""
     is_sample: bool = False
-    """Whether these are the figures of a sample of the peers, evenly spread, since there are too many to evaluate."""
+    """Whether these figures are of an evenly spread sample of the peers, because there are too many to evaluate."""
     members: list[int] = field(default_factory=list)
-    """Numbers of the peers whose accuracies these are, where not all that ever took part were there in the end."""
+    """Numbers of the peers with these accuracies, if not all that ever took part were there in the end."""
     epsilon: float | None = None
     """ε that the private local steps of the peer with the fewest samples spent; None where they were not private, or
     the figures are those of a cluster."""
     averaged_accuracy: float | None = None
     averaged_metrics: dict[str, float] = field(default_factory=dict)
     precision: str = "float32"
-    """In which the peers trained: float32, bfloat16 or int8; where devices chose differently, or it is not known here
-    what they chose, what the configuration says."""
+    """Precision in which the peers trained: float32, bfloat16 or int8. If devices chose differently, or their choice is
+    not known here, the configured value."""
     chosen_precisions: dict[str, dict[str, object]] = field(default_factory=dict)
-    """Where each device chooses: name of a peer, or `precision_choice.ALL_PEERS` → `PrecisionChoice.document`."""
+    """If each device chooses, name of a peer, or `precision_choice.ALL_PEERS` → `PrecisionChoice.document`."""
     single_process_accuracy: float | None = None
-    """One process trained in full precision on all data with the same schedule."""
+    """Accuracy of one process trained in full precision on all data with the same schedule."""
     single_process_metrics: dict[str, float] = field(default_factory=dict)
     class_accuracy: list[float] = field(default_factory=list)
-    """Of the worst peer, for each class."""
+    """Accuracy of the worst peer for each class."""
     holdout_accuracy: list[float] = field(default_factory=list)
-    """Of each peer's model on its own hold-out split, fractions; empty without hold-outs."""
+    """Accuracy of each peer's model on its own hold-out split, fractions; empty without hold-outs."""
     holdout_metrics: dict[str, list[float]] = field(default_factory=dict)
     consensus_distance: float | None = None
     rounds_to_consensus: int | None = None
     """Rounds of full-precision gossip that would bring that distance below 0.1 % of the model's norm (SCSP's rule)."""
     payload_bytes: int = 0
-    """All peers, whole run."""
+    """Payload bytes of all peers in the whole run."""
     frame_bytes: int = 0
     protobuf_bytes: int = 0
     socket_bytes: int | None = None
@@ -208,12 +209,12 @@ class Summary:
     training_seconds: float = 0.0
     """Time of the last round of any peer on the clock of the curves, which begins when the peers have started."""
     seconds_per_round: float = 0.0
-    """On the same clock."""
+    """Seconds per round on the same clock."""
     ended: str = "completed"
     """completed, stopped, diverged: reason, …"""
     version: str = ""
     machine: dict[str, str] = field(default_factory=dict)
-    """Processor, torch and Python version: what bit identity depends on."""
+    """Processor, torch and Python version, on which bit identity depends."""
 
     @property
     def worst_accuracy(self) -> float | None:
@@ -221,7 +222,7 @@ class Summary:
 
     @property
     def criterion(self) -> Criterion:
-        """What models are compared by."""
+        """The figure by which models are compared."""
         return next(iter(self.all_criteria))
 
     @property
@@ -261,14 +262,14 @@ class Summary:
         return self.single_process_metrics.get(criterion.name)
 
     def document(self) -> dict[str, Any]:
-        """Return what is written as JSON."""
+        """Return the JSON document of `save`."""
         own = [criterion for criterion in self.all_criteria if criterion != ACCURACY]
         worst = {"worst_metrics": {criterion.name: self.worst(criterion) for criterion in own}}
         margins = {"margins": {criterion.name: self.margin(criterion) for criterion in self.all_criteria}}
         return asdict(self) | {"worst_accuracy": self.worst_accuracy} | worst | margins
 
     def continue_from(self, path: Path) -> None:
-        """Take over when and how the run began from the summary of its first part, if it can be read."""
+        """Take over the start time and commands of the run from the summary of its first part, if it can be read."""
         with contextlib.suppress(OSError, StateError):
             earlier = Summary.load(path)
             self.started_at, self.commands = earlier.started_at, [*earlier.commands, *self.commands]
@@ -307,7 +308,7 @@ PAGED = ("rounds", "evaluations", "links")
 """Tables that `MetricsStore.page` reads."""
 
 _PAGE_CHARACTERS = 500_000
-"""A page ends with the first round after so much."""
+"""Characters after which a page ends with the next whole round."""
 
 
 class MetricsStore:
@@ -354,8 +355,8 @@ class MetricsStore:
             self._connection.commit()
 
     def drop_after(self, round_: int) -> None:
-        """Delete the rows of rounds above `round_`, and of what was evaluated after them."""
-        # A round is counted from 0, what was evaluated after it by how many there were.
+        """Delete the rows of rounds above `round_`, and of evaluations after them."""
+        # Rounds are counted from 0; an evaluation has the number of rounds before it.
         with _writing(self._name):
             for table, last in (("rounds", 0), ("link_rounds", 0), ("evaluations", 1), ("consensus", 1)):
                 self._connection.execute(f"DELETE FROM {table} WHERE round > ?", (round_ + last,))
@@ -372,7 +373,7 @@ class MetricsStore:
         return self._read(LinkRecord, "links", "ORDER BY peer, neighbor", ())
 
     def link_rounds(self, *, after: int = -1) -> list[LinkRoundRecord]:
-        """Return what each link carried in the rounds above `after`, by round and link."""
+        """Return the traffic of each link in the rounds above `after`, by round and link."""
         rest = "WHERE round > ? ORDER BY round, peer, neighbor"
         return self._read(LinkRoundRecord, "link_rounds", rest, (after,))
 
@@ -380,8 +381,8 @@ class MetricsStore:
         return self._read(ConsensusRecord, "consensus", "ORDER BY round", ())
 
     def written(self, kind: type[Record], *, after: int = 0) -> tuple[list[Record], int]:
-        """Return the rows of one kind in the order in which they were written, and the place of the last of them: what
-        `after` is when only what was written since is wanted."""
+        """Return the rows of one kind in the order in which they were written, and the place of the last of them.
+        Passed as `after`, it selects the rows written since."""
         table = next(name for name, (record, _) in _TABLES.items() if record is kind)
         last = self._connection.execute(f"SELECT COALESCE(MAX(rowid), 0) FROM {table}").fetchone()[0]
         return self._read(kind, table, "WHERE rowid > ? AND rowid <= ? ORDER BY rowid", (after, last)), int(last)
@@ -398,7 +399,7 @@ class MetricsStore:
 
     def page(self, table: str, *, after: int = -1) -> tuple[list[str], list[list[Any]], int | None]:
         """Return columns and rows of one of PAGED, of whole rounds above `after`, and the last of these rounds; None if
-        no later ones are left. Evaluations on hold-outs, which say something of private data, are left out.
+        no later ones are left. Evaluations on hold-outs, which reveal something of private data, are left out.
         """
         columns = [item.name for item in fields(_TABLES[table][0])]
         names = ", ".join(f'"{name}"' for name in columns)
@@ -441,9 +442,9 @@ class MetricsStore:
 def page_records(
     table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, peer: int, rounds: int
 ) -> list[RoundRecord | EvaluationRecord | LinkRecord]:
-    """Return the records of what `MetricsStore.page` of another peer's file returned. Raises RemoteProtocolError for
-    what cannot be that: peer `peer` says it, in a run of so many rounds. Columns that this release does not know are
-    left out, those that it misses have their default.
+    """Return the records of a page from another peer's `MetricsStore.page`. Raises RemoteProtocolError for a page that
+    peer `peer` cannot have in a run of so many rounds. Columns that this release does not know are left out, those that
+    it misses have their default.
     """
     try:
         records = _records(_TABLES[table][0], columns, rows)
@@ -458,8 +459,8 @@ def page_records(
 
 
 def _records(kind: type[Any], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Any]:
-    """Return rows of a table as records. Raises sqlite3.DataError, with the reason, for what no peer writes: a column
-    takes whatever is put into it."""
+    """Return rows of a table as records. Raises sqlite3.DataError, with the reason, for values that no peer writes: a
+    column takes any value."""
     try:
         return [kind(**_values_of(kind, columns, row)) for row in rows]
     except TypeError:
@@ -528,18 +529,18 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "tuple[int, ...]": str,
     "Mapping[str, float]": (str, NoneType),
 }
-"""Type of a field, as its annotation says it → what SQLite may hold of it."""
+"""Type of a field, as in its annotation → type that SQLite may hold for it."""
 
 
 _FIELDS = {kind: {item.name: _KINDS[str(item.type)] for item in fields(kind)} for kind, _ in _TABLES.values()}
 _JSON_COLUMNS = {"correct", "total", "metrics"}
 _MOST_SAMPLES = 1 << 53
 _MOST = {"peer": 1 << 20, "neighbor": 1 << 20}
-"""Numbers that no peer has: whoever draws a run has a row for each that is lower."""
+"""Bounds of peers' numbers: a drawing of a run has a row for each lower number."""
 
 
 def _parsed(name: str, text: str | None) -> Any:
-    """Return a field of a record from what a column holds of it. Raises sqlite3.DataError if that cannot be."""
+    """Return a field of a record from the value in its column. Raises sqlite3.DataError for an impossible value."""
     try:
         value = parse_json(text or "{}", infinite="kept")  # A file of an earlier release has no metrics.
     except ValueError as error:
@@ -554,7 +555,7 @@ def _parsed(name: str, text: str | None) -> Any:
 
 
 def _check_counts(correct: Sequence[int], total: Sequence[int]) -> None:
-    """Raise sqlite3.DataError for numbers of right answers that are none."""
+    """Raise sqlite3.DataError for impossible numbers of right answers."""
     if len(correct) != len(total) or not all(0 <= c <= n < _MOST_SAMPLES for c, n in zip(correct, total, strict=True)):
         raise sqlite3.DataError("counts of samples that are none")
 

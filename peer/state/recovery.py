@@ -1,7 +1,7 @@
-"""The files of one peer's durable state: checkpoints, and after each of them the journal of what happened since.
+"""The files of one peer's durable state: checkpoints, each followed by the journal since.
 
-What runs with and without rounds share: the names, whose state it is, what is used in the place of what is damaged, and
-what may be deleted. What the records mean is the knowledge of `peer.node.durable` and `peer.node.durable_pair`.
+Runs with and without rounds share this: file names, the owner's identity, replacements of damaged files, and deletion
+of old ones. `peer.node.durable` and `peer.node.durable_pair` know the meaning of the records.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from peer.state.kept_progress import begin_era
 _PREFIX, _SUFFIX = "journal-", ".log"
 _ASIDE = "set-aside-"
 _OR_ANEW = "; or, if no other device has met this one, rename its state folder, so that it begins round 0 anew"
-"""What also helps a device that has begun round 0 at most: nobody has anything of it that it would repeat."""
+"""Another remedy for a device that has begun round 0 at most: nobody has any of its messages that it would repeat."""
 
 
 @dataclass(kw_only=True)
 class Recovery:
-    """What a peer found that goes back to where it was."""
+    """Findings of a recovering peer."""
 
     state: Mapping[str, Any] = field(default_factory=dict)
     """The values of the checkpoint, those that `save` was given included; empty without one."""
@@ -35,10 +35,10 @@ class Recovery:
     now: float = 0.0
     """The latest time in the journal."""
     notices: list[str] = field(default_factory=list)
-    """Sentences for the log: what was damaged, and what was done about it."""
+    """Sentences for the log about damage and its remedy."""
 
     def start_from(self, checkpoint: Checkpoint) -> None:
-        """Take note of what the checkpoint says that the rest builds on."""
+        """Note the values of the checkpoint on which the rest builds."""
         self.state, self.checkpoint_round = checkpoint.state, checkpoint.round
         self.now = float(checkpoint.state.get("seconds", 0.0))
 
@@ -47,20 +47,20 @@ class StateFiles:
     """The state folder of one peer. Its methods raise StateError."""
 
     def __init__(self, disk: Disk, identity: Mapping[str, str], *, keep: int, regular: int) -> None:
-        """`identity`: what a state has to agree with to belong to this peer (run, name, model, …). `keep` and
-        `regular` are those of `Checkpoints`."""
+        """`identity`: values that a state must have to belong to this peer (run, name, model, …). `keep` and `regular`
+        are those of `Checkpoints`."""
         self.protocol = OLDEST
-        """The lowest version of the protocol that serves the run by what was read, or what `pin` was told."""
+        """The lowest version of the protocol that serves the run, by the files read or by `pin`."""
         self._identity = dict(identity)
         self.checkpoints = Checkpoints(disk, keep=keep, regular=regular)
         self._disk, self._keep = disk, keep
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Whose state it is, as checkpoints and the headers of journals have it.
+        """Identity of the state's owner, as in checkpoints and the headers of journals.
 
-        Release 0.1 knows of no versions here. It compares the run with its own, says what it found, and leaves the
-        files as they are: so the run is where the release is named.
+        Release 0.1 knows of no versions here. It compares the run with its own, reports the one found, and leaves the
+        files as they are, so the release is named in the run.
         """
         if self.protocol == OLDEST:
             return self._identity
@@ -95,7 +95,7 @@ class StateFiles:
         return chain
 
     def read_journal(self, round_: int, notices: list[str]) -> JournalContent:
-        """Return what the journal after a round holds, with a sentence in `notices` if its end is damaged."""
+        """Return the content of the journal after a round, with a sentence in `notices` if its end is damaged."""
         name = journal_name(round_)
         content = read_journal(self._disk, name)
         self._check_identity(content.header, "journal")
@@ -129,7 +129,7 @@ class StateFiles:
             raise cannot_be_written("old journals", error) from None
 
     def go_back(self, round_: int) -> int:
-        """Set aside what is newer than the last checkpoint at or before `round_`; return its round (0: the start).
+        """Set aside everything newer than the last checkpoint at or before `round_`; return its round (0: the start).
 
         Files are renamed to set-aside-N-NAME, with an N of their own each time, and nothing ever deletes or reads them.
         """
@@ -138,7 +138,7 @@ class StateFiles:
         aside = f"{_ASIDE}{1 + max((int(number) for number in numbers if number.isdecimal()), default=0)}-"
         begin_era(self._disk)
         try:
-            # Before the checkpoints: without one, a journal would lead to where the peer was.
+            # Before the checkpoints: without one, a journal would restore the peer.
             for each in reversed(self.journal_rounds()):
                 self._disk.rename(journal_name(each), aside + journal_name(each))
             left = self.checkpoints.go_back(round_, aside)
@@ -161,7 +161,7 @@ class StateFiles:
         self.protocol = max(self.protocol, protocol)
 
     def _expected(self, protocol: int) -> dict[str, str]:
-        """Return the identity as a state has it that needs a version of the protocol."""
+        """Return the identity in a state that needs a version of the protocol."""
         mark = "" if protocol == OLDEST else f"(needs release {release_with(protocol)}) "
         return {key: mark + value if key == "run" else value for key, value in self._identity.items()}
 
@@ -176,8 +176,8 @@ class StateFiles:
 
 
 def begun_round(disk: Disk) -> int | None:
-    """Return a round that a run has begun by what is in a state folder: that of its newest checkpoint, or 0 where the
-    journal before the first one holds a step. None where the run has not begun. Raises StateError."""
+    """Return a round that a run has begun, judging by its state folder: that of its newest checkpoint, or 0 if the
+    journal before the first one holds a step. None if the run has not begun. Raises StateError."""
     files = StateFiles(disk, {}, keep=1, regular=0)
     journals = files.journal_rounds()
     newest = max([*files.checkpoints.rounds(), *journals], default=0)
@@ -188,13 +188,12 @@ def begun_round(disk: Disk) -> int | None:
 
 
 def begin_anew(begun: int) -> str:
-    """Return how to begin without what the rounds of a run have settled, as a clause; `begun`: what `begun_round`
-    returned."""
+    """Return, as a clause, how to begin without the settled rounds of a run; `begun`: the result of `begun_round`."""
     return "begin a new run" if begun else "begin a new run" + _OR_ANEW
 
 
 def gives_other_bits(name: str, what: str) -> StateError:
-    """Return what is wrong where the journal `name`, repeated, gives something else than before."""
+    """Return the error for a journal `name` whose repetition gives another result than before."""
     return StateError(
         f"{name}: replaying it gives {what}; the machine, the version of torch or numpy, the training data or the "
         "configuration has changed: undo the change, or restore the state folder from a backup"

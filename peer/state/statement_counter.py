@@ -1,4 +1,4 @@
-"""The counter of what a peer says: no number is used twice, whatever ends the process in between.
+"""The counter of a peer's statements: no number is used twice, however the process ends in between.
 
 Numbers are reserved on disk in blocks, so that a statement costs no sync of its own; a restart leaves the rest of a
 block out. A process begins with the milliseconds since 1970 at least: a peer that lost its state folder does not use
