@@ -108,7 +108,7 @@ section. Otherwise two bytes: low and bits − 1 (0 to 15), low + bits being at 
 
 # Streams
 
-A stream is one or more consecutive spans of integers of w bits. In a section it has one span. Where sections pool their
+A stream is one or more consecutive spans of integers of w bits. In a section it has one span. If sections pool their
 streams (see *Pools*), each section contributes one span. A stream has one of four codecs.
 
 **0, packed.** A bit string of w bits for each integer.
@@ -130,10 +130,10 @@ streams (see *Pools*), each section contributes one span. A stream has one of fo
 | | bit string of the raw bits |
 
 *From integer to token.* d = (v − centre) mod 2^w. z = d or, if the map folds, z = zigzag of d read as a signed number
-of w bits. h = ⌊z/2^r⌋. If h < 2^e the token is h, and the lowest r bits of z are raw. Otherwise, with L = ⌊log₂ h⌋,
-the token is 2^e + 4 (L − e) + (⌊h/2^(L−2)⌋ mod 4), and the lowest r + L − 2 bits of z are raw. So tokens beyond the
-direct ones divide each octave into four. m is at most 256 and at most the number of tokens that z < 2^w can have. The
-raw bits of all integers follow one another in the last bit string.
+of w bits. h = ⌊z/2^r⌋. If h < 2^e the token is h, and the lowest r bits of z are raw. Otherwise, with L = ⌊log₂ h⌋, the
+token is 2^e + 4 (L − e) + (⌊h/2^(L−2)⌋ mod 4), and the lowest r + L − 2 bits of z are raw. Tokens beyond the direct
+ones thus divide each octave into four. m is at most 256 and at most the number of tokens that z < 2^w can have. The raw
+bits of all integers follow one another in the last bit string.
 
 *Tables of frequencies.* Each table divides 2^14 slots among its tokens. If m = 1, token 0 owns all slots. Otherwise
 token i has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With W the sum of the weights and Cᵢ the sum of

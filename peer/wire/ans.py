@@ -1,10 +1,10 @@
 """Interleaved range asymmetric numeral systems (rANS): tokens below 256 to 16-bit words, order 0, static tables.
 
-A table. Token i of m > 1 has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With W the sum of the weights
-and Cᵢ the sum of those before i, token i owns the slots from ⌊Cᵢ (2^14 − m)/W⌋ + i to below the next token's first: its
-frequency is at least 1, and all frequencies add up to 2^14. What travels is the sequence of zigzagged differences
-qᵢ − qᵢ₋₁ (q₋₁ = 60) as a Rice code; a single token needs none. In coarse tables all q are multiples of 4, and their
-quarters travel (q₋₁/4 = 15): for short streams, which would not win back what finer weights cost.
+A table. Token i of m > 1 has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With W the sum of the weights and
+Cᵢ the sum of those before i, token i owns the slots from ⌊Cᵢ (2^14 − m)/W⌋ + i to below the next token's first: its
+frequency is at least 1, and all frequencies add up to 2^14. The frame holds the sequence of zigzagged differences qᵢ −
+qᵢ₋₁ (q₋₁ = 60) as a Rice code; a single token needs none. In coarse tables all q are multiples of 4, and their quarters
+are sent (q₋₁/4 = 15): for short streams, which would not win back the cost of finer weights.
 
 The coder (J. Duda, arXiv:1311.2540; words and lanes as in F. Giesen, arXiv:1402.3392): N lanes, a power of two, of one
 32-bit state each. Token number i belongs to lane i mod N. To decode token i with state x of its lane and the table of
@@ -52,7 +52,7 @@ IntegerArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """How a stream of tokens is cut: the integers of each span, and the number of the table that it uses."""
+    """Division of a stream of tokens: the number of integers in each span, and the table that it uses."""
 
     sizes: IntegerArray
     """int64[spans]"""
@@ -70,7 +70,7 @@ class Spans:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """How the 2**14 slots are shared out among tokens, in each table of a stream."""
+    """Division of the 2**14 slots among tokens, in each table of a stream."""
 
     num_tokens: ByteArray
     """m − 1 of each table: uint8[tables]"""
@@ -79,7 +79,7 @@ class Tables:
 
     @cached_property
     def frequencies(self) -> IntegerArray:
-        """Number of slots of every token, int64[tables, 256]: at least 1 for the m that there are."""
+        """Number of slots of every token, int64[tables, 256]: at least 1 for the m tokens of a table."""
         return self.bounds[:, 1:] - self.bounds[:, :-1]
 
     @cached_property
@@ -99,11 +99,11 @@ class OwnTables:
     code: bytes
     """Their Rice code."""
     counts: IntegerArray
-    """How often each token occurs under each table: int64[tables, 256]."""
+    """Occurrences of each token under each table: int64[tables, 256]."""
 
     @cached_property
     def bits_needed(self) -> float:
-        """How many bits all tokens take."""
+        """Number of bits of all tokens."""
         frequencies = np.maximum(self.tables.frequencies, 1)
         return float((self.counts * (SCALE - np.log2(frequencies))).sum())
 
@@ -218,7 +218,7 @@ def encode(
 
 
 def decode(states: StateArray, reader: Reader, tables: Tables, spans: Spans, alphabet: ByteArray) -> ByteArray:
-    """Return what `alphabet: uint8[256]` has for each token, uint8[n]; the reader is left behind their last word.
+    """Return the entry of `alphabet: uint8[256]` for each token, uint8[n]; the reader is left after their last word.
     `states` are changed.
 
     Raises `MalformedEntropyCode` where words run out or states do not end where they should.
@@ -259,7 +259,7 @@ def _owners(tables: Tables) -> ByteArray:
 
 
 def _decode_many_lanes(states: StateArray, words: WordArray, tables: Tables, spans: Spans) -> tuple[ByteArray, int]:
-    """Return the tokens and how many words they take; all lanes at once."""
+    """Return the tokens and the number of words that they take; all lanes at once."""
     lanes, count = states.size, spans.size
     scale = np.uint64(SCALE)
     mask = np.uint64((1 << SCALE) - 1)

@@ -27,14 +27,14 @@ _ALL_ONES = np.uint64(2**64 - 1)
 
 
 def packed_size(count: int, width: int) -> int:
-    """Return how many bytes `count` integers of `width` bits take."""
+    """Return the bytes that `count` integers of `width` bits take."""
     return (count * width + 7) // 8
 
 
 def pack(values: UnsignedArray, width: int) -> ByteArray:
     """Return `values: uint[n]` (1, 2, 4 or 8 bytes each), every one below 2**width, as a bit string.
 
-    Where the width is that of the array's own type, the result shares its memory.
+    If the width is that of the array's own type, the result shares its memory.
     """
     if width == 8 * values.itemsize:
         return as_bytes(values)
@@ -61,7 +61,7 @@ def pack(values: UnsignedArray, width: int) -> ByteArray:
 def unpack(data: memoryview, count: int, width: int, dtype: npt.DTypeLike) -> UnsignedArray:
     """Return `uint[count]` of a bit string of `packed_size(count, width)` bytes, as an array of `dtype`.
 
-    Raises `PaddingNotZero` where the last byte holds more than the integers.
+    Raises `PaddingNotZero` if the last byte holds more than the integers.
     """
     out: UnsignedArray = np.empty(count, dtype)
     if count == 0 or width == 0:

@@ -1,9 +1,9 @@
-"""What the numbers in a device's data stand for: which class is 0, which piece of text is 7, which column comes first.
+"""Meaning of the numbers in a device's data: the class of number 0, the piece of text of number 7, the first column.
 
-Models fit each other by their shapes, and would be mixed where the dog of one device is the fox of another. So peers
-tell digests of the names, in their order, and compare them before they train together. Names are compared as text:
-however a file system writes "Ä". Pure: knows no data. What a neighbour tells takes at most 8 × 4 kB, and no text of it
-gets into a sentence: names are this peer's.
+Models fit each other by their shapes, and would be mixed even if the dog of one device is the fox of another. Peers
+therefore tell digests of the names, in their order, and compare them before they train together. Names are compared as
+text, however a file system writes "Ä". Pure: knows no data. A neighbour's digests take at most 8 × 4 kB, and no text of
+its gets into a sentence: names are this peer's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from peer.foreign_text import normal_name, quote
 DIGEST_BYTES = 32
 ENTRY_BYTES = 4
 MOST_ENTRIES = 1024
-"""In a longer list, each entry stands for several names that follow each other."""
+"""Most entries; in a longer list, each entry stands for several consecutive names."""
 MOST_KINDS = 8
 MAX_KIND = 64
 CLASSES = "classes"
@@ -30,17 +30,17 @@ class Meaning:
     """The names of one kind, in the order of their numbers."""
 
     kind: str
-    """In the plural, as in "classes"."""
+    """Kind of the names, in the plural, as in "classes"."""
     names: tuple[str, ...]
     """In Unicode's normal form C; not told."""
     digest: bytes
     """SHA-256 over the names."""
     entries: bytes
-    """4 bytes for each name, or for several: they only name what differs."""
+    """4 bytes for each name, or for several: they only locate differences."""
 
     @classmethod
     def of(cls, kind: str, names: Sequence[str]) -> Meaning:
-        """Return what is told of some names."""
+        """Return the digests of some names."""
         normal = tuple(map(normal_name, names))
         each = per_entry(len(normal))
         runs = (normal[start : start + each] for start in range(0, len(normal), each))
@@ -73,7 +73,7 @@ class Meaning:
 
 
 def meanings_of(names: Mapping[str, Sequence[str]]) -> tuple[Meaning, ...]:
-    """Return what is told of the names of each kind. Raises ValueError for what cannot be told."""
+    """Return the digests of the names of each kind. Raises ValueError for names that cannot be told."""
     if len(names) > MOST_KINDS or any(not 0 < len(kind) <= MAX_KIND or not kind.isprintable() for kind in names):
         raise ValueError(f"at most {MOST_KINDS} kinds can be told, whose names have up to {MAX_KIND} characters")
     if any(isinstance(of_kind, str) for of_kind in names.values()):
@@ -82,19 +82,19 @@ def meanings_of(names: Mapping[str, Sequence[str]]) -> tuple[Meaning, ...]:
 
 
 def refuse_told(kind: str, digest: bytes, entries: bytes) -> None:
-    """Raise ValueError for what no peer tells."""
+    """Raise ValueError for digests that no peer tells."""
     if len(kind) > MAX_KIND or len(digest) != DIGEST_BYTES:
         raise ValueError("what it tells of them is no digest")
     refuse_entries(entries, ENTRY_BYTES)
 
 
 def per_entry(count: int) -> int:
-    """Return how many of `count` things that follow each other one entry stands for."""
+    """Return the number of consecutive things, of `count` in all, for which one entry stands."""
     return max(1, math.ceil(count / MOST_ENTRIES))
 
 
 def refuse_entries(entries: bytes, size: int) -> None:
-    """Raise ValueError for what no peer tells as entries of so many bytes each."""
+    """Raise ValueError for bytes that no peer tells as entries of `size` bytes each."""
     if len(entries) % size or len(entries) > MOST_ENTRIES * size:
         raise ValueError(f"{len(entries)} bytes are no list of up to {MOST_ENTRIES} entries")
 

@@ -1,4 +1,4 @@
-"""Where the bytes of a frame went, and how few could have carried it."""
+"""Account of the bytes of a frame, and the fewest that could have carried it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class LayerReport:
     payload: str
     """Name of the payload's type."""
     codecs: tuple[str, ...]
-    """How indices (where there are any) and values are coded."""
+    """Codecs of indices (if there are any) and values."""
     header_bytes: int
     index_bytes: int
     value_bytes: int
     scale_bytes: int
-    """Scales and θ."""
+    """Bytes of scales and θ."""
     check_bytes: int
-    """Hashes of modulo codes."""
+    """Bytes of hashes of modulo codes."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class FrameReport:
     message: Message
     frame_bytes: int
     header_bytes: int
-    """Up to the first section."""
+    """Bytes up to the first section."""
     checksum_bytes: int
     layers: tuple[LayerReport, ...]
     pooled_index_bytes: int
     pooled_value_bytes: int
-    """Indices and codes of small layers, which travel together; their layers' codec is called pooled."""
+    """Bytes of indices and codes of small layers, which are sent together; their layers' codec is called pooled."""
     bound_bits: float
     """See `entropy_bound_bits`."""
 
@@ -63,7 +63,7 @@ class FrameReport:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes that tell which coordinates are sent."""
+        """Bytes of the indices of coordinates."""
         return self.pooled_index_bytes + sum(layer.index_bytes for layer in self.layers)
 
     @property
@@ -78,7 +78,7 @@ class FrameReport:
 
 
 def describe(frame: bytes | bytearray | memoryview, layout: Layout, *, previous: Message | None = None) -> FrameReport:
-    """Return where the bytes of a frame went. Raises what `decode` raises."""
+    """Return the account of a frame's bytes. Raises what `decode` raises."""
     ledgers: list[section_reader.Ledger] = []
     message = decode(frame, layout, previous=previous, ledgers=ledgers)
     if message.kind is MessageKind.PART:
@@ -110,10 +110,10 @@ def describe(frame: bytes | bytearray | memoryview, layout: Layout, *, previous:
 def entropy_bound_bits(message: Message, *, previous: Message | None = None) -> float:
     """Return about the fewest bits that can carry the message's layers, headers left out.
 
-    log₂ C(n, k) for k indices of n coordinates, although fewer will do where they cluster; for codes their empirical
+    log₂ C(n, k) for k indices of n coordinates, although fewer suffice if they cluster; for codes their empirical
     entropy (of order 0), with `previous` the smaller of theirs and that of their change, at most b bits a number; the
     bits of its float type for every real, scale and θ; 64 bits for a check. Layers with fewer than 256 codes are taken
-    together, by bits, for their entropy: that of a handful of codes is near zero whatever they are.
+    together, by bits, for their entropy: that of a handful of codes is always near zero.
     """
     earlier: Sequence[LayerPayload | None] = (None,) * len(message.layers)
     if previous is not None and message.layer_ids is None and len(previous.layers) == len(message.layers):
@@ -137,7 +137,7 @@ class _Few:
 
 
 def _bound(layer: LayerPayload, previous: LayerPayload | None, scalar_bits: int, few: _Few) -> float:
-    """Return the bits of a layer; what it adds to `few` is left out."""
+    """Return the bits of a layer, without those of codes that it adds to `few`."""
     if isinstance(layer, Dense):
         return float(layer.values.size * _VALUE_BITS[layer.value_type])
     if isinstance(layer, Sparse):
@@ -161,7 +161,7 @@ def _bound(layer: LayerPayload, previous: LayerPayload | None, scalar_bits: int,
 
 
 def log2_choose(n: int, k: int) -> float:
-    """Return log₂ C(n, k): the bits that tell which k of n."""
+    """Return log₂ C(n, k): the bits of a choice of k of n."""
     return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
 
 

@@ -1,7 +1,7 @@
 """One error for each way in which bytes can lie about being a frame.
 
-All are `FrameError`s: the fault lies with whoever sent the bytes, the message is dropped and the daemon lives on.
-Nothing else may escape `wire.decode`.
+All are `FrameError`s: the fault lies with the sender, the message is dropped and the daemon lives on. Nothing else may
+escape `wire.decode`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class BadMagic(FrameError):
 
 
 class UnsupportedVersion(FrameError):
-    """The frame is of a version that this program does not speak."""
+    """This program does not speak the version of the frame."""
 
 
 class ChecksumMismatch(FrameError):
@@ -46,7 +46,7 @@ class WeightOutOfRange(FrameError):
 
 
 class LayerCountMismatch(FrameError):
-    """The number of layers is not what the layout and the kind of message ask for."""
+    """The number of layers is not that of the layout and the kind of message."""
 
 
 class PartTooLarge(FrameError):

@@ -46,17 +46,17 @@ _WITHOUT_LAYERS = (MessageKind.NOTHING, MessageKind.REPAIR_REQUEST, MessageKind.
 _REPAIR_TAGS = frozenset({Tag.MORE_BITS, Tag.WHOLE_INTEGERS})
 _GOSSIP_TAGS = frozenset(Tag) - _REPAIR_TAGS
 _TAGS = {MessageKind.REPAIR: _REPAIR_TAGS, MessageKind.PART: frozenset({Tag.LEVELS})}
-"""What sections may hold where that is not `_GOSSIP_TAGS`."""
+"""Tags of sections in messages of kinds for which they are not `_GOSSIP_TAGS`."""
 _LARGEST_RECIPROCAL = 1 << 16
 
 
 def max_frame_bytes(layout: Layout) -> int:
-    """Return the length beyond which no honest frame about this layout goes: 9 bytes a number, 64 a layer, 128."""
+    """Return the greatest length of an honest frame about this layout: 9 bytes a number, 64 a layer, 128."""
     return 9 * layout.size + 64 * layout.num_layers + 128
 
 
 def allocation_bound(layout: Layout) -> int:
-    """Return how many bytes `decode` allocates at most, the message that it returns included, whatever the frame."""
+    """Return the most bytes that `decode` allocates for any frame, the message that it returns included."""
     return 48 * layout.size + 1024 * layout.num_layers + (4 << 20)
 
 
@@ -200,7 +200,7 @@ def decode(
 
 
 def payload_bytes(frame: bytes, layout: Layout) -> int:
-    """Return how many bytes of a frame that `encode` returned its layers take: all but the header and the checksum."""
+    """Return the bytes of the layers in a frame that `encode` returned: all but the header and the checksum."""
     reader = Reader(memoryview(frame), 3, len(frame) - checksum.BYTES)
     flags = reader.byte()
     for _ in range(3):

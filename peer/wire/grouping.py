@@ -1,7 +1,7 @@
-"""Which spans of a stream share a frequency table.
+"""Grouping of a stream's spans by the frequency table that they share.
 
-Bits are counted in integers, in units of 2^-16, from a table of logarithms: so the kernel and numpy agree on every
-choice whatever the order in which they add.
+Bits are counted in integers, in units of 2^-16, from a table of logarithms, so that the kernel and numpy agree on every
+choice, whatever the order in which they add.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from peer.wire.rice import pointer64
 from peer.wire.tokens import counts_of_spans
 
 MOST_GROUPS = 16
-"""Tables that a stream of this writer has at most."""
+"""Most tables in a stream of this writer."""
 HEADER_BITS = 48
-"""About how many bits an entropy-coded stream spends on its header."""
+"""Approximate bits of the header of an entropy-coded stream."""
 
 IntegerArray = npt.NDArray[np.int64]
 
@@ -32,33 +32,32 @@ _ROUNDS, _SMOOTHING = 3, 50
 
 
 def table_bits(num_tokens: int) -> float:
-    """Return about how many bits the table of so many tokens takes."""
+    """Return the approximate bits of a table of so many tokens."""
     return (_TABLE_BITS + _TOKEN_BITS * num_tokens) / _ONE_BIT
 
 
 def logarithms() -> native.CData:
-    """Return where the table of logarithms lies that kernels are given."""
+    """Return the address of the table of logarithms for kernels."""
     return native.pointer(_LOGS, "int32_t[]")
 
 
 class Grouping(NamedTuple):
-    """Which spans share a frequency table, and what it comes to."""
+    """Groups of spans that share a frequency table, and their bits."""
 
     groups: npt.NDArray[np.uint8] | None
     """The table of each span, uint8[spans]; None: one for all."""
     bits: float
-    """About how many bits the tokens and the tables take."""
+    """Approximate bits of the tokens and the tables."""
     counts: IntegerArray
-    """How often each token occurs: int64[256]."""
+    """Occurrences of each token: int64[256]."""
 
 
 def group_spans(tokens: ByteArray, sizes: IntegerArray, width: int = 0) -> Grouping | None:
-    """Return which of the spans of `sizes: int64[spans]` that `tokens: uint8[n]` are cut into share a frequency table.
+    """Return groups of spans that share a frequency table; `sizes: int64[spans]` divides `tokens: uint8[n]` into spans.
 
-    The spans begin in order of what they would cost under one common table, cut into a few groups; each then moves to
-    the group whose table suits it best, a few times over; and groups that do not earn their table are merged.
-    `width`, unless 0: the tokens are codes of so many bits; None where these are spread so evenly that they are better
-    packed.
+    The spans begin in order of their cost under one common table, cut into a few groups; each then moves to the group
+    whose table suits it best, a few times over; and groups that do not earn their table are merged. `width`, unless 0:
+    the tokens are codes of so many bits; None if these are spread so evenly that they are better packed.
     """
     if native.lib is not None:
         groups, counts, needed = np.empty(sizes.size, np.uint8), np.empty(256, np.int64), np.empty(1, np.int64)
@@ -76,7 +75,7 @@ def group_spans(tokens: ByteArray, sizes: IntegerArray, width: int = 0) -> Group
 
 
 def _are_spread_evenly(table: IntegerArray, sizes: IntegerArray, width: int) -> bool:
-    """Return whether the spans that have enough codes to tell use all alike, and are nearly all there is."""
+    """Return whether the spans with enough codes to tell use all codes alike, and make up nearly the whole stream."""
     telling = sizes >= 4 << width
     count = int(sizes[telling].sum())
     if 16 * count < 15 * int(sizes.sum()):
@@ -85,7 +84,7 @@ def _are_spread_evenly(table: IntegerArray, sizes: IntegerArray, width: int) -> 
 
 
 def bits_of(counts: npt.NDArray[np.float64] | IntegerArray) -> npt.NDArray[np.float64]:
-    """Return how many bits the tokens of each row, float64[rows, tokens], take by their entropy: float64[rows]."""
+    """Return the bits of the tokens of each row, float64[rows, tokens], by their entropy: float64[rows]."""
     totals = counts.sum(axis=1)
     inner = np.einsum("ij,ij->i", counts, np.log2(np.maximum(counts, 1.0)))
     bits_needed: npt.NDArray[np.float64] = totals * np.log2(np.maximum(totals, 1.0)) - inner
@@ -119,8 +118,8 @@ def _group_spans(table: IntegerArray) -> tuple[npt.NDArray[np.uint8] | None, int
 
 
 def _merged(groups: IntegerArray, sums: IntegerArray) -> tuple[IntegerArray, int]:
-    """Return the groups, neighbours merged one pair after another down to the number that needs the fewest bits and
-    numbered without holes, and what they need. `sums: int64[groups, tokens]` counts the tokens of each group."""
+    """Return the groups, numbered without holes, and their bits. Neighbours are merged, one pair after another, down to
+    the number of groups that needs the fewest bits. `sums: int64[groups, tokens]` counts the tokens of each group."""
     names = np.flatnonzero(sums.any(axis=1)).tolist()
     rows = [sums[name] for name in names]
     needs = [_needs(row) for row in rows]
@@ -145,7 +144,7 @@ def _merged(groups: IntegerArray, sums: IntegerArray) -> tuple[IntegerArray, int
 
 
 def _needs(counts: IntegerArray) -> int:
-    """Return about how many bits tokens that occur so often take, with their table."""
+    """Return the approximate bits of tokens with these counts, with their table."""
     total = counts.sum(keepdims=True)
     inner = int(counts @ _logs(counts))
     return int(total[0] * _logs(total)[0]) - inner + _TABLE_BITS + _TOKEN_BITS * int(np.count_nonzero(counts))

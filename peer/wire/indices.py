@@ -1,4 +1,4 @@
-"""Which k of n coordinates: four codes for a set of indices, of which the cheapest is chosen for each layer.
+"""Choice of k of n coordinates: four codes for a set of indices, of which the cheapest is chosen for each layer.
 
 `RICE`: gaps as Rice code; the parameter is the code's number, 0 to 28. `FIXED`: the gaps of a few indices, in just the
 bits that n − k needs, in a bit string that all layers share. `ENTROPY`: gaps as a span of an entropy-coded stream that
@@ -40,17 +40,17 @@ IndexArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Coded:
-    """How some sets of indices are sent."""
+    """Coded form of some sets of indices."""
 
     codes: npt.NDArray[np.uint8]
     """The code of each set: uint8[sets]."""
     gaps: IndexArray
-    """Of all sets, one after another. Sets with a Rice code have theirs in their sections."""
+    """Gaps of all sets, one after another. Sets with a Rice code have theirs in their sections."""
     behind: list[Part]
-    """What belongs behind all sections."""
+    """Parts that follow all sections."""
 
     def in_sections(self, counts: IndexArray) -> Iterator[tuple[int, bytes]]:
-        """Yield for each set its code and what of it belongs into its section."""
+        """Yield for each set its code and the bytes for its section."""
         start = 0
         for code, count in zip(self.codes.tolist(), counts.tolist(), strict=True):
             yield code, rice.encode(self.gaps[start : start + count], code) if code <= MAX_RICE else b""
@@ -58,10 +58,10 @@ class Coded:
 
 
 def encode(where: IndexArray, counts: IndexArray, sizes: IndexArray, packed: bool = False) -> Coded:
-    """Return how sets of indices, which follow one another in `where`, are sent.
+    """Return the coded form of sets of indices, which follow one another in `where`.
 
-    `counts` and `sizes`, int64[sets]: of each its k and the n of its layer. Raises `LocalProtocolError` unless the
-    indices of each ascend strictly below n. `packed`: without the entropy code.
+    `counts` and `sizes`, int64[sets]: k of each set and n of its layer. Raises `LocalProtocolError` unless the indices
+    of each ascend strictly below n. `packed`: without the entropy code.
     """
     gaps, codes = np.empty(where.size, np.int64), np.zeros(counts.size, np.uint8)
     if native.lib is not None:
@@ -95,8 +95,8 @@ def encode(where: IndexArray, counts: IndexArray, sizes: IndexArray, packed: boo
 def _choose_codes(
     gaps: IndexArray, codes: npt.NDArray[np.uint8], where: IndexArray, counts: IndexArray, sizes: IndexArray
 ) -> int:
-    """Write the gaps of all sets and the best code of each that leaves the others' alone; return the bytes of those in
-    Rice codes."""
+    """Write the gaps of all sets and the best code of each, chosen without regard to the others; return the bytes of
+    those in Rice codes."""
     _write_gaps(gaps, where, counts, sizes)
     codes[counts == sizes] = ALL
     own = np.flatnonzero((codes != ALL) & (counts > 0))
@@ -129,13 +129,13 @@ class Reading:
     """The sets of indices whose gaps follow the last section, in the order of the sections."""
 
     fixed: list[tuple[int, int]] = field(default_factory=list)
-    """Of each: k and n."""
+    """(k, n) of each set in the fixed code."""
     entropy: list[tuple[int, int]] = field(default_factory=list)
 
 
 def decode(reader: Reader, code: int, count: int, size: int, reading: Reading) -> IndexArray | tuple[int, int]:
-    """Return `int64[count]`, strictly ascending below `size`; or where to find it in what `decode_rest` returns: the
-    code, and the number among those of that code. `count` is at most `size`."""
+    """Return `int64[count]`, strictly ascending below `size`; or its place in the result of `decode_rest`: the code,
+    and the number among those of that code. `count` is at most `size`."""
     if code == ALL:
         if count != size:
             raise IndexCountOutOfRange(f"a sparse layer claims all of {size} coordinates and gives {count}")
@@ -199,7 +199,7 @@ def _write_gaps(gaps: IndexArray, where: IndexArray, counts: IndexArray, sizes: 
 def _best_rice(
     gaps: IndexArray, starts: IndexArray, counts: IndexArray, sizes: IndexArray
 ) -> tuple[IndexArray, IndexArray]:
-    """Return of each set the best Rice parameter near the one for evenly scattered indices, and its bits."""
+    """Return, for each set, the best Rice parameter near that for evenly scattered indices, and its bits."""
     # For geometric gaps the best parameter is about log2(ln 2 · mean).
     guess = _bit_lengths(np.maximum(0.69 * (sizes - counts) / counts, 1.0).astype(np.int64)) - 1
     best, needed = guess, np.full(guess.size, np.iinfo(np.int64).max)
@@ -223,8 +223,7 @@ def _columns(pairs: list[tuple[int, int]]) -> tuple[IndexArray, IndexArray]:
 
 
 def _accumulated(gaps: IndexArray, counts: IndexArray, sizes: IndexArray) -> list[IndexArray]:
-    """Turn the gaps of several sets into the indices that they lead to, in place, and return those of each set. Raises
-    `IndexOutOfRange`."""
+    """Turn the gaps of several sets into indices, in place, and return those of each set. Raises `IndexOutOfRange`."""
     if gaps.size and (int(gaps.min()) < 0 or int(gaps.max()) >= int(sizes.max())):
         raise IndexOutOfRange(f"a gap leaves a layer of at most {int(sizes.max())} numbers")
     # Gaps and counts are each below 2^31 or so, as the layout is in memory: their sum stays in an int64.

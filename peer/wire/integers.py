@@ -37,10 +37,10 @@ Part: TypeAlias = bytes | memoryview
 def encode(
     values: UnsignedArray, width: int, plan: Plan, sizes: IntegerArray | None = None
 ) -> tuple[Codec, list[Part]]:
-    """Return the codec that was used in the end and the bytes of `values: uint[n]`, all below 2**width, in spans of
-    `sizes: int64[spans]`, or in one.
+    """Return the codec used and the bytes of `values: uint[n]`, all below 2**width, in spans of `sizes: int64[spans]`,
+    or in one.
 
-    Where the planned codec turns out no shorter than packing, which a sample can hide, the stream is packed.
+    If the planned codec turns out no shorter than packing, which a sample can hide, the stream is packed.
     """
     packed_size = bits.packed_size(values.size, width)
     parts: list[Part] | None = None
@@ -71,7 +71,7 @@ def decode(reader: Reader, codec: int, width: int, dtype: npt.DTypeLike, sizes: 
         if used >= 0:
             reader.take(used)
             return out
-    # What is wrong is for the twin to say.
+    # The twin names the error.
     if codec == Codec.PACKED:
         return bits.unpack(reader.take(bits.packed_size(count, width)), count, width, dtype)
     if codec == Codec.ENTROPY:

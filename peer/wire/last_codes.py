@@ -1,20 +1,18 @@
-"""The last codes of each stream, which both its ends hold: what the next codes may be coded against.
+"""The last codes of each stream, which both its ends hold, and against which the next ones may be coded.
 
-A stream is what one peer sends to one neighbour under numbers. Its frames are taken in the order of their numbers and
-each only once, whatever happens to connections and processes: who reads a frame has taken all before it. A sender may
-therefore tell its codes as differences to those of the frame before, with no need to know what has arrived yet; who
-drops or refuses a frame takes none that follows it.
+A stream is the sequence of numbered frames from one peer to one neighbour. They are taken in the order of their numbers
+and each only once, whatever happens to connections and processes: a receiver that reads a frame has taken all before
+it. A sender may therefore tell its codes as differences to those of the frame before, without knowing which frames have
+arrived; a receiver that drops or refuses a frame takes none that follows it.
 
-- The message before has to be that of the round before and to have gone to the same receiver. After a round in which a
-  receiver was left out, on a stream or an edge that is new, or after a state that holds no codes, the message goes out
-  whole.
-- What belongs to the state of a peer between two rounds are the codes that it sent in the last one, and of each
-  neighbour those of the newest message that a round has used: the messages that wait for a later round are taken again
-  after them.
-- A round that is repeated after a power cut gives the same codes where its arithmetic is repeatable, and only there may
-  codes be coded against others: its first frames may have been taken. Should the codes of the two ends differ all the
-  same, the receiver is wrong about K, and the hash says so: it is sent K, both raise θ, and as codes of another θ are
-  told whole, the two ends agree again a round later. So hashes are needed, too.
+- The message before has to be that of the round before and to have gone to the same receiver. The message goes out
+  whole after a round in which a receiver was left out, on a new stream or edge, or after a state without codes.
+- The state of a peer between two rounds has the codes that it sent in the last one, and each neighbour's codes in the
+  newest message that a round has used: messages that wait for a later round are taken again after them.
+- A round repeated after a power cut gives the same codes if its arithmetic is repeatable. Only then may codes be coded
+  against others, since frames of its first run may have been taken. If the codes of the two ends differ all the same,
+  the receiver is wrong about K, and the hash shows it: it is sent K, both raise θ, and as codes of another θ are told
+  whole, the two ends agree again a round later. Hashes are therefore needed, too.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class LastCodes:
         self._own: Message | None = None
         self._receivers: frozenset[int] = frozenset()
         self._heard: dict[int, list[Message]] = {}
-        """Sender → what it sent: the newest message that a round has used, and those that wait. In order."""
+        """Sender → its newest message that a round has used, and those that wait, in order."""
 
     def told(self, message: Message, receiver: int) -> Message | None:
         """Return the own message that this one may be coded against for a receiver, if any."""
@@ -57,7 +55,7 @@ class LastCodes:
         return replace(own, layers=layers)
 
     def tell(self, message: Message, receivers: Collection[int]) -> None:
-        """Take note of the message of a round, which all its receivers have got the same codes of."""
+        """Note the message of a round, whose codes are the same for all its receivers."""
         if self._tells_changes and _is_codes(message):
             self._own, self._receivers = message, frozenset(receivers)
 
@@ -77,14 +75,14 @@ class LastCodes:
             self._heard.setdefault(message.sender, []).append(message)
 
     def forget_before(self, round_: int) -> None:
-        """Forget what no state and no message will ask for once all rounds before `round_` are over."""
+        """Forget messages that no state and no other message needs once all rounds before `round_` are over."""
         for messages in self._heard.values():
             while len(messages) > 1 and messages[1].round < round_:
                 del messages[0]
 
     def keep_only(self, senders: Collection[int], round_: int) -> None:
-        """Forget what others sent before `round_`: the edges from them are gone. Those of whom there are later messages
-        are neighbours to come."""
+        """Forget messages of other senders from before `round_`: their edges are gone. Senders of later messages are
+        coming neighbours."""
         self._heard = {
             sender: messages
             for sender, messages in self._heard.items()
@@ -114,13 +112,13 @@ class LastCodes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that are kept for this beside what rounds need anyway: the codes alone."""
+        """Bytes of memory kept beyond those that rounds need anyway: the codes alone."""
         kept = [messages[0] for messages in self._heard.values()] + ([] if self._own is None else [self._own])
         return sum(_code_bytes(message) for message in kept)
 
 
 _NO_CODES = Residues(1.0, 8, Rounding.DITHER, np.zeros(0, np.uint8), None)
-"""In the place of those of another θ: integers of another grid say nothing of these."""
+"""Takes the place of codes of another θ: integers of another grid say nothing of these."""
 
 
 def _theta(layer: LayerPayload) -> float | None:

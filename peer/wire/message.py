@@ -1,4 +1,4 @@
-"""What one peer tells another, as values: the content of one frame.
+"""Messages between two peers, as values: the content of one frame.
 
 A message knows nothing of sequence numbers, chunks or connections (those belong to the link), nor of bytes (those
 belong to `wire.frame`).
@@ -13,7 +13,7 @@ from peer.compress.payload import Payload
 
 
 class MessageKind(enum.IntEnum):
-    """What a message is for."""
+    """Purpose of a message."""
 
     GOSSIP = 0
     """The payload of a round (a gradient, where a server collects gradients)."""
@@ -22,7 +22,7 @@ class MessageKind(enum.IntEnum):
     REPAIR_REQUEST = 2
     """The receiver of a modulo code could not recover some layers: `wanted` lists them. No layers."""
     REPAIR = 3
-    """Further bits of the integers of an earlier message: `layer_ids` says of which layers."""
+    """Further bits of the integers of an earlier message, for the layers in `layer_ids`."""
     PAIR_REQUEST = 4
     """AD-PSGD: the initiator's half of a pairwise exchange."""
     PAIR_REPLY = 5
@@ -39,9 +39,9 @@ class RepairWish:
 
     layer: int
     known_bits: int
-    """How many low bits of K the receiver holds already."""
+    """Low bits of K that the receiver holds already."""
     more_bits: int
-    """How many further bits it asks for, 1 to 16; 0 asks for all of K."""
+    """Further bits that it asks for, 1 to 16; 0 asks for all of K."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class Message:
     round: int
     """The round this belongs to; for the pairwise kinds, the exchange's number at its initiator."""
     phase: int = 0
-    """Which exchange of the round, counted from 0."""
+    """Number of the exchange in the round, from 0."""
     mixing_weight: float = 0.0
     """W_ij that the receiver i gives this, as told by the sender j (without the averaging rate)."""
     push_weight: float = 1.0
     """u_j at the start of the gossip step; 1 outside the push-sum family."""
     layers: Payload = ()
     layer_ids: tuple[int, ...] | None = None
-    """Which layers `layers` holds; None for all of the layout, in order."""
+    """Numbers of the layers in `layers`; None for all of the layout, in order."""
     wanted: tuple[RepairWish, ...] = ()
 
     def __str__(self) -> str:

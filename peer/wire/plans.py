@@ -1,4 +1,4 @@
-"""How to code a stream: judged from histograms, never by trying every codec.
+"""Choice of the code of a stream, from histograms, never by trying every codec.
 
 A short stream is counted whole, span by span, so that spans that are alike can share a table; of a long one, which has
 a single span, a sample is counted.
@@ -20,12 +20,12 @@ from peer.wire.grouping import HEADER_BITS, group_spans, table_bits
 from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts
 
 WORTH_CODING = 256
-"""Bits below which a stream's header and table cost about what a better code can save."""
+"""Bits below which a stream's header and table cost about as much as a better code can save."""
 WORTH_ORDERING = 1 << 12
 """Integers beyond which the order of the tokens in the table does not matter."""
 SAMPLE = 1 << 15
 WORTH_MATCHING = 1 << 14
-"""Integers below which nobody looks for repetitions."""
+"""Integers below which repetitions are not looked for."""
 ZSTD_SAMPLE = 1 << 13
 ZSTD_LEVEL = 1
 
@@ -33,7 +33,7 @@ IntegerArray = npt.NDArray[np.int64]
 
 
 class Codec(enum.IntEnum):
-    """How a stream of integers is coded."""
+    """Code of a stream of integers."""
 
     PACKED = 0
     ENTROPY = 1
@@ -43,8 +43,8 @@ class Codec(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the histogram said: a codec, about how many bits it needs, and for entropy coding the map of tokens, the
-    table of each span, uint8[spans] (None: one table), and the tokens where they are known already, uint8[n]."""
+    """Result of a histogram: a codec, its approximate bits, and for entropy coding the map of tokens, the table of each
+    span, uint8[spans] (None: one table), and the tokens if they are known already, uint8[n]."""
 
     codec: Codec
     bits_needed: float = 0.0
@@ -59,8 +59,8 @@ def packed_plan(count: int, width: int) -> Plan:
 
 
 def plan_codes(values: UnsignedArray, width: int, sizes: IntegerArray | None = None) -> Plan:
-    """Return how to code levels or residues: `values: uint8[n]` or `uint16[n]`, below 2**width, width 1 to 16, in spans
-    of `sizes: int64[spans]`, or in one."""
+    """Return the plan for levels or residues: `values: uint8[n]` or `uint16[n]`, below 2**width, width 1 to 16, in
+    spans of `sizes: int64[spans]`, or in one."""
     if values.size * width < WORTH_CODING:
         return packed_plan(values.size, width)
     sample = _sampled(values, SAMPLE)
@@ -79,7 +79,7 @@ def plan_codes(values: UnsignedArray, width: int, sizes: IntegerArray | None = N
 
 
 def plan_change(values: UnsignedArray, previous: UnsignedArray, width: int) -> Plan:
-    """Return how to code (values − previous) mod 2**width, judged by a sample, so that only that is computed."""
+    """Return the plan for (values − previous) mod 2**width, judged by a sample, so that only the sample is computed."""
     if values.size * width < WORTH_CODING:
         return packed_plan(values.size, width)
     sample = _sampled(values, SAMPLE) - _sampled(previous, SAMPLE)
@@ -98,7 +98,7 @@ def _better(coded: Plan, sample: UnsignedArray, count: int, width: int, margin: 
     """Return the entropy code, packing or zstd."""
     packed = float(count * width)
     is_coded = coded.bits_needed < margin * packed
-    # Where the integers taken one by one are evenly spread there may still be repetitions, but nobody sends such.
+    # Even if single integers are evenly spread there may be repetitions, but nobody sends such streams.
     if count >= WORTH_MATCHING and coded.bits_needed < 0.97 * packed:
         zstd = _zstd_bits(sample, count)
         # Entropy coding is faster, and its estimate exact.
@@ -108,7 +108,7 @@ def _better(coded: Plan, sample: UnsignedArray, count: int, width: int, margin: 
 
 
 def plan_floats(patterns: UnsignedArray, exponent_bits: int, sizes: IntegerArray | None = None) -> Plan:
-    """Return how to code bit patterns of reals, in spans of `sizes: int64[spans]`, or in one. The map of tokens is for
+    """Return the plan for bit patterns of reals, in spans of `sizes: int64[spans]`, or in one. The map of tokens is for
     patterns rotated left by one: exponent first, then mantissa, then sign."""
     width = 8 * patterns.itemsize
     packed = packed_plan(patterns.size, width)
@@ -148,7 +148,7 @@ def _grouped_plan(tokens: TokenMap, symbols: ByteArray, sizes: IntegerArray) -> 
 
 
 def plan_wide(values: UnsignedArray, width: int) -> Plan:
-    """Return how to code folded whole integers: `values: uint64[n]`, below 2**width."""
+    """Return the plan for folded whole integers: `values: uint64[n]`, below 2**width."""
     packed = packed_plan(values.size, width)
     coded = plan_gaps(values, width)
     return coded if coded.bits_needed < 0.98 * packed.bits_needed else packed
@@ -171,12 +171,12 @@ def _histogram(values: UnsignedArray, width: int) -> IntegerArray:
 
 
 def _overhead(num_tokens: int) -> float:
-    """Return about how many bits an entropy-coded stream of one table spends on its header and table."""
+    """Return the approximate bits of the header and table of an entropy-coded stream with one table."""
     return HEADER_BITS + table_bits(num_tokens)
 
 
 _LOGS = np.log2(np.maximum(np.arange(WORTH_ORDERING), 0.4))
-"""Of the counts of as few codes as have an order."""
+"""log₂ of each count below `WORTH_ORDERING`, and of 0.4 for 0."""
 
 
 def _map_of(sample: UnsignedArray, count: int, width: int) -> TokenMap:
@@ -192,15 +192,15 @@ def _map_of(sample: UnsignedArray, count: int, width: int) -> TokenMap:
 
 def _map_for(histogram: IntegerArray, count: int, width: int) -> TokenMap:
     """Return the map of tokens for codes with this histogram."""
-    # The most frequent code is the middle of what quantization gives; folding around it puts the rare codes last.
+    # The most frequent code is the middle of quantized values; folding around it puts the rare codes last.
     centre = int(histogram.argmax())
     if width > MAX_DIRECT:
         return TokenMap(width, centre, folds=True, direct=5 if count < 1 << 14 else 7)
     folded = TokenMap(width, centre, folds=True)
     if count >= WORTH_ORDERING:
         return folded
-    # Of codes in two heaps, such as those of kept values, the natural order makes the shorter table. It begins behind
-    # the longest run of codes that do not occur, in a circle.
+    # For codes in two heaps, such as those of kept values, the natural order makes the shorter table. It begins after
+    # the longest run of absent codes, in a circle.
     present = histogram.nonzero()[0]
     gaps = present.copy()
     gaps[1:] -= present[:-1]
@@ -215,7 +215,7 @@ def _map_for(histogram: IntegerArray, count: int, width: int) -> TokenMap:
 
 
 def _zstd_bits(sample: UnsignedArray, count: int) -> float:
-    """Return about how many bits zstd needs for `count` elements; infinite where there are too few to ask."""
+    """Return the approximate bits that zstd needs for `count` elements; infinite if they are too few to try."""
     if count < WORTH_MATCHING:
         return float("inf")
     piece = sample[:ZSTD_SAMPLE]

@@ -1,4 +1,4 @@
-"""Little numbers of a frame, and a cursor that never leaves it."""
+"""Small numbers of a frame, and a cursor that never leaves it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unzigzag(value: int) -> int:
 
 
 class Reader:
-    """Reads a frame from front to back; whatever would cross `end` raises `TruncatedFrame`."""
+    """Reads a frame from front to back; a read across `end` raises `TruncatedFrame`."""
 
     def __init__(self, data: memoryview, start: int, end: int) -> None:
         self.data, self.position, self.end = data, start, end

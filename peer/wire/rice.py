@@ -1,7 +1,7 @@
 """Rice codes of sequences of small non-negative integers.
 
 A sequence v₀ … v₍ₖ₋₁₎ with parameter r is one bit string: first ⌊v₀/2^r⌋ zeros and a one, ⌊v₁/2^r⌋ zeros and a one, …,
-then the lowest r bits of every integer. Keeping the two parts apart is what lets both be read without a loop over the
+then the lowest r bits of every integer. Because the two parts are separate, both can be read without a loop over the
 integers.
 """
 
@@ -71,12 +71,12 @@ def encode(values: npt.NDArray[np.int64], parameter: int) -> bytes:
 def decode(reader: Reader, count: int, parameter: int, greatest_sum: int) -> npt.NDArray[np.int64]:
     """Return `int64[count]` from the reader.
 
-    The quotients' sum is at most `greatest_sum >> parameter` for any honest sequence; where the unary part is longer,
-    `TruncatedFrame` is raised, so nothing beyond count + greatest_sum bits is ever looked at.
+    The quotients' sum is at most `greatest_sum >> parameter` for any honest sequence; a longer unary part raises
+    `TruncatedFrame`, so no bit beyond count + greatest_sum is ever looked at.
     """
     if count == 0:
         return np.zeros(0, np.int64)
-    # What is missing is found before anything is allocated for it.
+    # Missing bytes are found before anything is allocated for them.
     if reader.left < bits.packed_size(count, parameter + 1):
         raise TruncatedFrame(f"a Rice code of {count} integers is longer than the rest of the frame")
     if native.lib is not None:
@@ -111,7 +111,8 @@ def _decode_native(
 
 
 def checked(used: int, count: int) -> int:
-    """Return how many bytes a kernel has read for `count` integers, or raise the error that its answer stands for."""
+    """Return the number of bytes that a kernel has read for `count` integers, or raise the error for which its answer
+    stands."""
     if used == -1:
         raise TruncatedFrame(f"a Rice code of {count} integers ends before the last")
     if used == -2:

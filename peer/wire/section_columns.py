@@ -1,7 +1,7 @@
-"""Sections of a message held by columns, all layers in one call of a kernel, where no stream belongs to one layer.
+"""Sections of a message held by columns: all layers in one call of a kernel, if no stream belongs to one layer.
 
-`section_writer` and `section_reader` are the twins: for whatever they can write and this cannot, this returns None
-before anything was written; and whatever is wrong with a frame is for the reader to say, which knows every error.
+`section_writer` and `section_reader` are the twins. For layers that only they can write, this returns None before
+anything is written; errors of a frame are left to the reader, which knows all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def encode(
     wide: bool,
     packed: bool,
 ) -> tuple[list[Part], bool] | None:
-    """Return what `section_writer.encode` returns, or None for what is left to it. `sizes: int64[layers]`."""
+    """Return the result of `section_writer.encode`, or None for layers left to it. `sizes: int64[layers]`."""
     columns = _small_columns(layers)
     if native.lib is None or columns is None or not columns.fits(sizes):
         return None
@@ -88,12 +88,12 @@ def _small_columns(layers: Sequence[LayerPayload]) -> Columns | None:
         return None
     if isinstance(layers, Columns):
         return layers if int(layers.counts.max()) <= LARGE else None
-    # What is large would be copied, and gains nothing.
+    # Large layers would be copied, and gain nothing.
     return columns_of(layers) if max(map(num_values, layers)) <= LARGE else None
 
 
 def _described(columns: Columns) -> bytes | None:
-    """Return how the first section that has codes gives their parameters, or None for parameters that cannot be."""
+    """Return the parameters of codes as in the first section that has codes, or None for impossible ones."""
     if columns.levels is not None:
         divisor, base, step, bits = columns.levels
         check_level_parameters(divisor, base, step, bits, LocalProtocolError)
@@ -107,7 +107,7 @@ def _described(columns: Columns) -> bytes | None:
 def _sections(
     columns: Columns, coded: indices.Coded, described: bytes, wide: bool, predicted: np.ndarray | None
 ) -> Part | None:
-    """Return all sections, or None where `check_scaled` would not let a scale or θ by."""
+    """Return all sections, or None if `check_scaled` would refuse a scale or θ."""
     assert native.lib is not None
     # Tags, a count, a scalar and a check for each; and no best Rice code takes 64 bits a gap.
     room = (len(columns) + 2) * (28 + len(described)) + 8 * coded.gaps.size
@@ -125,8 +125,8 @@ def _sections(
 def _changes(
     columns: Columns, spans: IntegerArray, previous: Sequence[LayerPayload]
 ) -> tuple[UnsignedArray, np.ndarray] | None:
-    """Return the residues or, of layers where it has the smaller entropy, their difference to the earlier ones, and in
-    which of the `spans` it is; None where the earlier message does not have the same codes in the same places."""
+    """Return the residues or, in layers where it has the smaller entropy, their difference to the earlier ones, and the
+    `spans` in which it is; None if the earlier message does not have the same codes in the same places."""
     before = columns_of(previous)
     if columns.bits > 8 or before is None or not _same_places(before, columns):
         return None
@@ -148,8 +148,8 @@ def _same_places(before: Columns, now: Columns) -> bool:
 
 
 def decode(data: memoryview, layout: Layout, previous: Message | None, *, single: bool) -> Message | None:
-    """Return the message of a frame that has all layers of the layout, of which there are several; or None for what is
-    left to `frame` and `section_reader`: any error, too. `data: uint8[n]`, no longer than a frame may be."""
+    """Return the message of a frame that has all layers of the layout, of which there are several; or None for frames
+    left to `frame` and `section_reader`, all errors among them. `data: uint8[n]`, no longer than a frame may be."""
     try:
         return _decode(data, layout, previous, single=single)
     except FrameError:
@@ -230,7 +230,7 @@ def _undo_changes_(
     columns: Columns, predicted: npt.NDArray[np.uint8], previous: Message | None, named: tuple[int, int, int]
 ) -> bool:
     """Turn differences to the codes of the earlier message, in layers that are `predicted`, into codes; or return False
-    where the earlier message is not the one that is named by sender, round and phase, or has other codes."""
+    if the earlier message is not that named by sender, round and phase, or has other codes."""
     if previous is None or (previous.sender, previous.round, previous.phase) != named:
         return False
     before = None if previous.layer_ids is not None else columns_of(previous.layers)
@@ -252,7 +252,7 @@ def _pool(
     count: int,
     dtype: type[np.unsignedinteger[Any]],
 ) -> UnsignedArray:
-    """Return the integers of the pool that the reader is at: the bit patterns of all reals, or all codes."""
+    """Return the integers of the pool at the reader's position: the bit patterns of all reals, or all codes."""
     assert native.lib is not None
     out: UnsignedArray = np.empty(count, dtype)
     ahead = reader.data[reader.position : reader.end]

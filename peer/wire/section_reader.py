@@ -1,7 +1,7 @@
-"""The sections of a frame and what follows them back to the layers of a message.
+"""From the sections and pools of a frame back to the layers of a message.
 
-Sections come first and what they have pooled comes last, so a section is read as a promise, and becomes a payload when
-everything has been read.
+Sections come first and their pools last, so a section is read as a promise, and becomes a payload when everything has
+been read.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _SINGLE, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 
 
 class Ledger:
-    """Where the bytes of one layer went; `describe` hands one in, nobody else pays for it."""
+    """Account of one layer's bytes; only `describe` passes one, and nobody else pays for it."""
 
     def __init__(self) -> None:
         self.spent: dict[str, int] = {}
@@ -72,7 +72,7 @@ class Ledger:
         self._position = reader.position
 
     def book(self, reader: Reader, account: str, codec: str | None = None) -> None:
-        """Book what was read since the last call."""
+        """Book the bytes read since the last call."""
         self.spent[account] = self.spent.get(account, 0) + reader.position - self._position
         self._position = reader.position
         if codec is not None:
@@ -90,8 +90,8 @@ def decode(
 ) -> tuple[LayerPayload, ...]:
     """Return the payloads of the layers whose sizes are given, each with the sender's earlier payload or None.
 
-    `tags`: the kinds of payload that the message can hold. `single`: refuse float64 values.
-    `ledgers` receives one for each layer, and one for what follows them.
+    `tags`: the kinds of payload that the message can hold. `single`: refuse float64 values. `ledgers` receives one for
+    each layer, and one for the pools.
     """
     return _Reader(reader, wide, single, tags, ledgers).decode(layers)
 
@@ -99,7 +99,7 @@ def decode(
 Found = dict[PoolKey, np.ndarray]
 Promise = Callable[[], LayerPayload]
 Source = UnsignedArray | tuple[PoolKey, int, int]
-"""Integers that are there, or where in a pool they will be."""
+"""Integers, or their place in a pool that is read later."""
 
 
 class _Reader:
@@ -316,7 +316,7 @@ _HELD_AS: dict[ValueType, type[np.float32] | type[np.float64]] = {
     ValueType.FLOAT32: np.float32,
     ValueType.FLOAT64: np.float64,
 }
-"""Types of which what travels packed is what is held."""
+"""Value types whose packed form is also the form in memory."""
 
 
 def decode_reals(reader: Reader, codec: int, value_type: ValueType, sizes: IntegerArray) -> tuple[FloatArray, float]:

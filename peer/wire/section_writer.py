@@ -1,7 +1,7 @@
-"""The layers of a message to the sections of a frame and what follows them.
+"""From the layers of a message to the sections and pools of a frame.
 
-Three steps: which indices and which residues are coded how, for all layers at once; the heads of the sections, layer
-by layer, setting aside what is pooled; the pools.
+Three steps: choice of the codes of indices and residues, for all layers at once; the heads of the sections, layer by
+layer, with pooled integers set aside; the pools.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def encode(
     wide: bool,
     packed: bool,
 ) -> tuple[list[Part], bool]:
-    """Return all sections and what follows them, and whether any of it is coded against `previous`, the sender's
-    earlier payloads of the same layers.
+    """Return all sections and pools, and whether any is coded against `previous`, the sender's earlier payloads of the
+    same layers.
 
     `sizes` are those of the layers. Raises `LocalProtocolError` for a payload that no section can hold.
     """
@@ -137,7 +137,7 @@ def needs_double(layers: Sequence[LayerPayload]) -> bool:
 _SINGLE, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 
 Change = tuple[UnsignedArray, Plan | None]
-"""What is sent in the place of residues: their difference to earlier ones, and how to code it alone."""
+"""Replacement of residues: their difference to earlier ones, and the plan for coding it alone."""
 
 
 def _changes(layers: Sequence[LayerPayload], previous: Sequence[LayerPayload]) -> dict[int, Change]:
@@ -166,12 +166,12 @@ def _changes(layers: Sequence[LayerPayload], previous: Sequence[LayerPayload]) -
 
 
 class _Writer:
-    """The sections so far, and what they have pooled."""
+    """The sections so far, and their pooled integers."""
 
     def __init__(self, wide: bool, pooling: bool, packed: bool) -> None:
         self.parts: list[Part] = []
         self._heads = bytearray()
-        """Heads of sections that no stream follows yet."""
+        """Heads of sections not followed by a stream yet."""
         self._repeats = Repeats(wide)
         self._pooling, self._packed = pooling, packed
         self._pools: dict[PoolKey, list[np.ndarray]] = {}
@@ -262,7 +262,7 @@ class _Writer:
         self.head(bytes((Tag.WHOLE_INTEGERS | codec << CODEC, width - 1)), stream)
 
     def _codes(self, codes: UnsignedArray, width: int, plan: Plan | None) -> tuple[Codec, list[Part]]:
-        """Return the codec and the stream of a section's codes; what is pooled is checked with its pool."""
+        """Return the codec and the stream of a section's codes; pooled ones are checked with their pool."""
         if codes.dtype != code_type(width) or not codes.flags.c_contiguous:
             raise LocalProtocolError(f"codes of {width} bits are held as {codes.dtype}, or not contiguously")
         if self._pooling and 0 < codes.size <= LARGE:
@@ -309,7 +309,7 @@ def encode_reals(
 
 
 def _patterns_of(values: np.ndarray, value_type: ValueType) -> UnsignedArray:
-    """Return the bit patterns of finite values. Raises LocalProtocolError where the value type would lose any."""
+    """Return the bit patterns of finite values. Raises LocalProtocolError if the value type would lose any."""
     patterns: UnsignedArray
     if value_type is ValueType.FLOAT64:
         return values.view(np.uint64)

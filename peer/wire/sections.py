@@ -1,4 +1,4 @@
-"""What writer and reader of sections agree on: tags, parameters that repeat, and what levels and scales may be.
+"""Common ground of writer and reader of sections: tags, repeated parameters, and limits of levels and scales.
 
 A section begins with a tag whose lowest three bits name the payload and whose upper bits depend on it. Parameters that
 repeat those of the section before (of the same kind of payload) cost one bit; `Repeats` holds them. `section_writer`
@@ -53,7 +53,7 @@ CODEC = 6
 
 @dataclass
 class Repeats:
-    """The parameters that a section may repeat, and how scalars travel in this frame."""
+    """The parameters that a section may repeat, and the type of scalars in this frame."""
 
     wide: bool
     """Whether scales and θ are float64."""
@@ -67,7 +67,7 @@ class Repeats:
 
 
 PoolKey = tuple[int, int]
-"""Which pool: (0, value type) of dense values, (1, w) of codes; the pools of a frame come in ascending order."""
+"""Key of a pool: (0, value type) for dense values, (1, w) for codes; the pools of a frame come in ascending order."""
 
 
 def dense_pool(value_type: ValueType) -> PoolKey:

@@ -1,8 +1,8 @@
-"""The model that a run starts from, as digests of its tensors: what two peers compare before they train together.
+"""The start model of a run, as digests of its tensors, which two peers compare before they train together.
 
 Parameters, trained and frozen, have to be the same on all peers: the mean of adapters over different bases means
-nothing. Buffers are each device's own, so that those which differ are only named. Pure: knows no tensors. What a
-neighbour tells takes at most 16 kB, and no text of it gets into a sentence: names are this peer's.
+nothing. Buffers are each device's own, so that differing ones are only named. Pure: knows no tensors. A neighbour's
+digests take at most 16 kB, and no text of its gets into a sentence: names are this peer's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from peer.wire.data_meaning import cut, per_entry
 
 DIGEST_BYTES = 32
 ENTRY_BYTES = 8
-"""Half of them stand for name, type and shape of a tensor, the other half for its values."""
+"""Bytes of an entry: half of them stand for name, type and shape of a tensor, the other half for its values."""
 OTHER_BUFFERS = "the model of %s starts with other buffers (%s); each device keeps its own, only parameters are mixed"
 _NAMED = 3
 
@@ -29,7 +29,7 @@ class Tensors:
 
     entries: bytes = b""
     names: tuple[str, ...] = ()
-    """Of each entry: the tensor, or the first of several; not told."""
+    """Name of each entry's tensor, or of the first of several; not told."""
 
     @classmethod
     def of(cls, tensors: Sequence[Entry]) -> Tensors:
@@ -41,7 +41,7 @@ class Tensors:
         return cls(b"".join(form + values for form, values in halves), tuple(names))
 
     def differences(self, told: bytes) -> str | None:
-        """Say where what a neighbour told of its tensors differs from these; None where it does not."""
+        """Say where a neighbour's digests differ from these; None if they do not."""
         ours, theirs = (cut(entries, ENTRY_BYTES) for entries in (self.entries, told))
         half = ENTRY_BYTES // 2
         for name, mine, other in zip(self.names, ours, theirs, strict=False):
@@ -58,7 +58,7 @@ class Tensors:
 
 @dataclass(frozen=True)
 class StartModel:
-    """What a peer tells of the model that it starts from."""
+    """A peer's digests of its start model."""
 
     whole: str
     """Hex SHA-256 over all parameters and buffers, which releases before 0.3 compare."""
@@ -67,11 +67,11 @@ class StartModel:
     parameters: Tensors = Tensors()
     buffers: Tensors = Tensors()
     made_of: str = "the task's code and the file training.warm_start"
-    """What decides about it, for a sentence; not told."""
+    """Sources of the model, for a sentence; not told."""
 
     @classmethod
     def of(cls, whole: str, parameters: Sequence[Entry], buffers: Sequence[Entry]) -> StartModel:
-        """Return what is told of a model with these tensors."""
+        """Return the digests of a model with these tensors."""
         digest = hashlib.sha256(b"".join(form + values for _, form, values in parameters)).digest()
         return cls(whole, digest, Tensors.of(parameters), Tensors.of(buffers))
 

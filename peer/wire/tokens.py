@@ -1,10 +1,10 @@
-"""Integers as a token (entropy-coded) and some raw bits: what lets one coder serve levels, gaps and floats alike.
+"""Integers as a token (entropy-coded) and some raw bits, so that one coder serves levels, gaps and floats alike.
 
-A `TokenMap` splits an integer v of w bits. With d = (v − centre) mod 2^w, z is d itself or, where the map folds,
-zigzag of d read as a signed number (0, −1, 1, −2, … become 0, 1, 2, 3, …). With h = ⌊z/2^r⌋ and e the map's number of
-direct bits: if h < 2^e the token is h and the lowest r bits of z are raw; otherwise, with L = ⌊log₂ h⌋, the token is
-2^e + 4 (L − e) + (⌊h/2^(L−2)⌋ mod 4) and the lowest r + L − 2 bits of z are raw. So tokens beyond the direct ones cut
-every octave into four.
+A `TokenMap` splits an integer v of w bits. With d = (v − centre) mod 2^w, z is d itself or, where the map folds, zigzag
+of d read as a signed number (0, −1, 1, −2, … become 0, 1, 2, 3, …). With h = ⌊z/2^r⌋ and e the map's number of direct
+bits: if h < 2^e the token is h and the lowest r bits of z are raw; otherwise, with L = ⌊log₂ h⌋, the token is 2^e + 4
+(L − e) + (⌊h/2^(L−2)⌋ mod 4) and the lowest r + L − 2 bits of z are raw. Tokens beyond the direct ones thus cut every
+octave into four.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TokenMap:
 
     @cached_property
     def max_tokens(self) -> int:
-        """How many tokens there are at most (integers whose token would be 256 or more do not fit the map)."""
+        """Greatest number of tokens (integers whose token would be 256 or more do not fit the map)."""
         high = self.width - self.raw_bits
         most = 1 << high if high <= self.direct else (1 << self.direct) + 4 * (high - self.direct)
         return min(most, 256)
@@ -60,7 +60,7 @@ class TokenMap:
 
     @property
     def order_of_codes(self) -> npt.NDArray[np.int64]:
-        """The code of each token, where every code of the up to eight bits is a token: int64[2**width]."""
+        """The code of each token, if every code of up to eight bits is a token: int64[2**width]."""
         return _order_of_codes(self.width, self.centre, self.folds)
 
     @property
