@@ -1,4 +1,4 @@
-"""Where the command `sotto`, which is also `python -m peer`, begins: before anything that takes time to import."""
+"""Entry point of the command `sotto`, also `python -m peer`: it runs before any slow import."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Give this process the three streams that it counts on. Where one is closed, the next file or socket would get its
-    number, and what is printed. A terminal that lacks a character shows another one: no result is lost for an arrow."""
+    """Give this process the three standard streams. If one is closed, the next file or socket would get its number, and
+    with it all output. A terminal that lacks a character shows another one: no result is lost for an arrow."""
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(null, True)
     os.close(null)

@@ -1,4 +1,4 @@
-"""Every error of the package, and whose fault each is.
+"""All errors of the package, by the party at fault.
 
 SottoError
 ├── ConfigError             the user's: names file, key, value and what would be valid
@@ -29,8 +29,8 @@ import errno
 from peer.foreign_text import printable
 
 INTERRUPTED = 130
-"""The exit code of what a signal ended before it was done: who starts a peer can tell that from one that is done, or
-that its operator stopped."""
+"""The exit code after a signal that came before the end: it distinguishes such a peer from one that is done, or that
+its operator stopped."""
 
 _REMEDIES = {
     errno.ENOSPC: "make room on that disk",
@@ -53,11 +53,11 @@ _REMEDIES = {
 
 
 LOWER_RATE = "lower the learning rate (training.learning_rate, or the training script's own)"
-"""What helps against numbers that are not finite, in a task and in a script."""
+"""Remedy for numbers that are not finite, in a task and in a script."""
 
 
 def remedy(error: Exception) -> str:
-    """Return what a person can do about what the operating system refused, as a clause; it goes by errno."""
+    """Return, as a clause, a remedy for a refusal of the operating system, by errno."""
     if isinstance(error, OSError):
         number = error.errno
     else:
@@ -68,7 +68,7 @@ def remedy(error: Exception) -> str:
 
 
 def why_not_utf8(error: UnicodeDecodeError) -> str:
-    """Return why bytes are no UTF-8 text, without the subject, and what helps where that is known."""
+    """Return why bytes are no UTF-8 text, without the subject, and a remedy if one is known."""
     if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return "is UTF-16 text, as PowerShell's > writes it: save it as UTF-8"
     return "is not UTF-8 text"
@@ -79,7 +79,7 @@ class SottoError(Exception):
 
     exit_code = 1
     may_pass = False
-    """Whether what is wrong may pass without a person, as after a boot: a daemon waits for it."""
+    """Whether the error may pass by itself, as after a boot: a daemon waits for that."""
 
 
 class ConfigError(SottoError):
@@ -113,7 +113,7 @@ class SecurityError(SottoError):
 
 
 class UsageError(SottoError):
-    """A training script asks for what a peer in its process cannot do."""
+    """A training script asks for something that a peer in its process cannot do."""
 
     exit_code = 2
 
@@ -144,7 +144,7 @@ class LinkError(SottoError):
 
 
 class RemoteError(SottoError):
-    """Something that another peer did, or did not do."""
+    """Another peer did something wrong, or failed to do something."""
 
     exit_code = 6
 
@@ -155,7 +155,7 @@ class RemoteError(SottoError):
 
 
 class RemoteProtocolError(RemoteError):
-    """Another peer sent what the protocol forbids; its message is dropped and the daemon lives on."""
+    """Another peer broke the protocol; its message is dropped and the daemon lives on."""
 
 
 class FrameError(RemoteProtocolError):
@@ -163,12 +163,12 @@ class FrameError(RemoteProtocolError):
 
 
 class StateBehind(RemoteError):
-    """Two peers have no link because the state of one is older than what the other knows of it. Nobody is accused: a
-    backup that was put back looks like this."""
+    """Two peers have no link because the state of one is older than the other knows it to be. Nobody is accused: a
+    restored backup looks like this."""
 
 
 class HandshakeRefused(RemoteError):
-    """The hello of two peers does not match; the text says in what."""
+    """The hellos of two peers do not match; the text names the difference."""
 
 
 class DeclaredLost(HandshakeRefused):

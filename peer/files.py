@@ -1,9 +1,9 @@
-"""Files that this process writes where others may write, too: whole, beside and renamed, and through no link.
+"""Files in folders where others may write, too: written whole under another name and renamed, never through a link.
 
-Run folders are copied and shared, and /tmp belongs to everybody. Whoever can make a file there can put a link in the
-place of one that is about to be written, or a folder of its own in the place of ours. What is written as a whole gets
-its name once it is complete, which replaces a link and does not follow it. What is written to in place, such as a log
-or a lock, must be a plain file of this user.
+Run folders are copied and shared, and /tmp belongs to everybody. Anyone that can make a file there can put a link in
+the place of one about to be written, or a folder of their own in the place of ours. A file written as a whole gets its
+name once it is complete, which replaces a link and does not follow it. A file written to in place, such as a log or a
+lock, must be a plain file of this user.
 
 All functions raise OSError.
 """
@@ -30,7 +30,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a new, empty file in the same folder, which takes the name `path` at the end, on disk by then.
-    A file that it replaces hands on its permissions. What lies in /dev is written to as it is."""
+    A file that it replaces hands on its permissions. Files in /dev are written to in place."""
     if path.parent in _NO_FOLDERS:
         yield path
         return
@@ -55,7 +55,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def open_own(path: Path, flags: int, mode: int = 0o666) -> int:
     """Return the descriptor of a file that is written to in place: a plain file of this user, made if `flags` say so
-    (os.O_APPEND, os.O_CREAT, …). Raises PermissionError for a link, and for what belongs to somebody else."""
+    (os.O_APPEND, os.O_CREAT, …). Raises PermissionError for a link, and for a file of somebody else."""
     try:
         # Without O_NONBLOCK, a pipe in its place would make this process wait for ever.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
@@ -71,8 +71,8 @@ def open_own(path: Path, flags: int, mode: int = 0o666) -> int:
 
 
 def make_own_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder and those above it, if it is not there. Raises PermissionError for a link, and for one of somebody
-    else: they could replace what is in it."""
+    """Make a folder and those above it, if it is not there. Raises PermissionError for a link, and for a folder of
+    somebody else, who could replace its content."""
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):

@@ -1,7 +1,7 @@
-"""JSON and TOML that somebody else wrote: what a peer answers, and files of a folder that may be another machine's.
+"""JSON and TOML from others: answers of peers, and files of a folder that may be another machine's.
 
 The parsers of the standard library take NaN, lists nested until the stack ends, and numbers of thousands of digits.
-Whoever reads such a value later ends with an error that nobody expects. So length, depth, count and numbers are checked
+Code that reads such a value later ends with an unexpected error. Length, depth, count and numbers are therefore checked
 here, before anything else reads the value; a wrong one raises ValueError with the reason.
 """
 
@@ -17,21 +17,21 @@ from peer.errors import StateError
 
 Infinite: TypeAlias = Literal["refused", "kept", "none"]
 MOST_BYTES = 4 << 20
-"""Of an answer: what gRPC takes as one message."""
+"""Most bytes of an answer, which are those of one gRPC message."""
 _BYTES_A_VALUE = 4
 """A text may have as many values as its bound holds of these: "[]," has three, and its list takes 64 in memory."""
 _MOST_LEVELS = 32
-"""Lists and objects inside each other. The deepest that the package writes, the choices of a sweep, has six."""
+"""Most nested lists and objects. The deepest value that the package writes, the choices of a sweep, has six."""
 _LARGEST = 1 << 128
-"""States of random generators are below; a float can hold it."""
+"""Bound of integers. States of random generators are below it; a float can hold it."""
 _WHY = 200
 
 T = TypeVar("T")
 
 
 def parse_json(text: str | bytes, *, most_bytes: int = MOST_BYTES, infinite: Infinite = "refused") -> Any:
-    """Return the value of a text. Raises ValueError for what is no JSON, or leaves the bounds. `infinite`: what becomes
-    of NaN and infinite numbers, which JSON has not, but figures of a run that diverged have."""
+    """Return the value of a text. Raises ValueError for invalid JSON or a value out of bounds. `infinite`: treatment of
+    NaN and infinite numbers, which JSON lacks but a diverged run's figures have."""
     if len(text) > most_bytes:
         raise ValueError(f"longer than {most_bytes:,} bytes")
     comma = "," if isinstance(text, str) else b","
@@ -56,8 +56,8 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def as_kind(kind: type[T], value: object, source: object) -> T:
-    """Return a JSON value that `source` holds as one of `kind`: a dataclass, or a type like dict[str, float]. Keys that
-    it has no field for are left out. Raises StateError where it is none."""
+    """Return a JSON value in `source` as one of `kind`: a dataclass, or a type like dict[str, float]. Keys without a
+    field are left out. Raises StateError for a value of another kind."""
     try:
         # In the mode of JSON, in which a list stands for a tuple and an object for a dataclass.
         return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
@@ -66,14 +66,14 @@ def as_kind(kind: type[T], value: object, source: object) -> T:
 
 
 def first_of(error: ValidationError) -> str:
-    """Return the first thing that is wrong with a value, and where."""
+    """Return the first fault of a value, and its place."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))[:_WHY]
     return f"{place}: {first['msg'][:_WHY]}" if place else first["msg"][:_WHY]
 
 
 def finite(value: Any) -> Any:
-    """Return a value for JSON as others read it: None in the place of numbers that are not finite, text as keys."""
+    """Return a value as portable JSON: None in place of numbers that are not finite, text as keys."""
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):

@@ -43,12 +43,13 @@ _MAX_WORDS = 2**34
 
 
 class Purpose(enum.IntEnum):
-    """What numbers are drawn for. Two purposes never share a number; the values are part of the wire format."""
+    """Purpose for which numbers are drawn. Two purposes never share a number; the values are part of the wire
+    format."""
 
     ROUNDING = 0
     """Stochastic rounding of a peer's own payloads."""
     SELECTION = 1
-    """Which coordinates random-k sends."""
+    """Coordinates that random-k sends."""
     DITHER = 2
     """ω of the modulo code, shared by all peers."""
     BATCH = 3
@@ -57,7 +58,7 @@ class Purpose(enum.IntEnum):
     PARTITION = 6
     BACKOFF = 7
     PAIRING = 8
-    """Whom a pairwise algorithm asks."""
+    """Partners in a pairwise algorithm."""
     GRAPH = 9
     """Random graphs."""
     HOLD_OUT = 11
@@ -259,7 +260,7 @@ def _output(out: Any, size: int, kind: np.dtype[Any], last_word: int) -> Any:
 
 
 _CHUNK_BLOCKS = 8192
-"""So that the eight temporaries of a numpy round stay in the second-level cache."""
+"""Few enough to keep the eight temporaries of a numpy round in the second-level cache."""
 
 
 def _words_numpy(out: UInt32Array, start: int, source: Stream) -> None:

@@ -1,7 +1,7 @@
-"""Limits on what costs its sender nothing: rates of small messages, of membership notices, and of lines in the log.
+"""Rate limits of actions that cost their sender nothing: small messages, membership notices, and lines in the log.
 
-Pure: the time is an argument, in seconds. What a neighbour sends of its model is bounded elsewhere, by its credit and
-by the number of rounds that it can be ahead (`peer.net.chunks`, `peer.gossip.session`).
+Pure: the time is an argument, in seconds. A neighbour's model messages are bounded elsewhere, by its credit and by the
+number of rounds that it can be ahead (`peer.net.chunks`, `peer.gossip.session`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Allowance:
         return True
 
     def give_back(self, units: float) -> None:
-        """Return what was spent on nothing."""
+        """Return units that were spent on nothing."""
         self._left = min(self.burst, self._left + units)
 
     def wait_s(self, units: float, now: float) -> float:
-        """Use up so many units, future ones included; return how long to wait until they are there."""
+        """Use up so many units, future ones included; return the seconds until they are there."""
         self._refill(now)
         self._left -= units
         return max(0.0, -self._left / self.rate)
@@ -42,7 +42,7 @@ class Allowance:
 
 
 class Allowances:
-    """A token bucket for each of several senders or subjects, of whom there are not many."""
+    """A token bucket for each of a few senders or subjects."""
 
     def __init__(self, *, rate: float, burst: float) -> None:
         """Allow each of them `rate` units a second, and `burst` after a pause."""
@@ -62,14 +62,15 @@ class Allowances:
 
 
 class Complaints:
-    """Decides which complaints about strangers are logged: whoever connects often must not fill the disk."""
+    """Decides which complaints about strangers are logged: frequent connections must not fill the disk."""
 
     def __init__(self, *, per_minute: int, now: float) -> None:
         self._allowance = Allowance(rate=per_minute / 60, burst=per_minute, now=now)
         self._suppressed = 0
 
     def worth_a_line(self, now: float) -> str | None:
-        """Return what to add to the line ("" or how many were left out before it); None if it is left out itself."""
+        """Return an addition to the line ("" or the number of lines left out before it); None if it is left out
+        itself."""
         if not self._allowance.spend(1, now):
             self._suppressed += 1
             return None

@@ -1,4 +1,4 @@
-"""What a run tells of itself: by which figure its models are compared, the record of a round, and its progress.
+"""The records of a run: the criterion that compares its models, the figures of a round, and its progress.
 
 Values without a home in any layer: drivers fill them in, and everything above reads them.
 """
@@ -32,12 +32,12 @@ class Criterion:
 
 
 ACCURACY = Criterion("accuracy")
-"""The fraction of the samples that a model gets right: what tasks without metrics of their own are judged by."""
+"""The fraction of the samples that a model gets right, by which tasks without metrics of their own are judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """One peer's figures of one round. Bytes are what left this peer in this round."""
+    """One peer's figures of one round. Bytes are those that left this peer in this round."""
 
     peer: int
     round: int
@@ -51,18 +51,18 @@ class RoundRecord:
     values: int = 0
     """Parameters described by the messages sent (a message of a model of n parameters counts n)."""
     payload_bytes: int = 0
-    """Layers of the frames, without header and checksum."""
+    """Bytes of the frames' layers, without header and checksum."""
     frame_bytes: int = 0
-    """Whole frames."""
+    """Bytes of whole frames."""
     protobuf_bytes: int = 0
-    """Frames in their chunks, as handed to gRPC; receipts, heartbeats and bulletins included."""
+    """Bytes of frames in their chunks, as handed to gRPC; receipts, heartbeats and bulletins included."""
     entropy_bits: float = 0.0
     """Lower bound of the payload, in bits (`wire.entropy_bound_bits`); 0 in the rounds in which it was not taken."""
     train_s: float = 0.0
     gossip_s: float = 0.0
-    """Algorithm, compression, encoding and decoding."""
+    """Seconds of algorithm, compression, encoding and decoding."""
     wait_s: float = 0.0
-    """Waiting for neighbours."""
+    """Seconds of waiting for neighbours."""
     cpu_s: float = 0.0
     """CPU seconds of the whole process in this round."""
     late: int = 0
@@ -74,7 +74,7 @@ class RoundRecord:
     repairs: int = 0
     theta: float | None = None
     fraction: float | None = None
-    """top_k, random_k: which part of each layer was sent (a bandwidth budget lets it vary)."""
+    """top_k, random_k: fraction of each layer that was sent (a bandwidth budget lets it vary)."""
     bits: int | None = None
     """qsgd, modulo: bits of each number (a bandwidth budget lets them vary)."""
     exchanges: int = 0
@@ -93,7 +93,7 @@ class PeerProgress:
     loss: float | None = None
     """Training loss of the last round."""
     figure: float | None = None
-    """Of its own model on the common test set, by the criterion of the run; as of the last evaluation."""
+    """Figure of its own model on the common test set, by the criterion of the run; as of the last evaluation."""
     payload_bytes: int = 0
     frame_bytes: int = 0
     socket_bytes: int | None = None
@@ -117,7 +117,7 @@ class Progress:
     """The whole run at one moment."""
 
     phase: str
-    """What is going on, in two or three words: "preparing", "starting peers", "training", "one process on all data"."""
+    """The present activity: "preparing", "starting peers", "training", "one process on all data"."""
     rounds: int
     """Rounds of the whole run."""
     elapsed_s: float
@@ -126,9 +126,9 @@ class Progress:
     """Rounds that had been completed then."""
     peers: tuple[PeerProgress, ...] = ()
     ready: int | None = None
-    """How many peers can begin; None where none is awaited any more."""
+    """Number of peers that can begin; None where none is awaited any more."""
     criterion: Criterion = ACCURACY
-    """What models are compared by."""
+    """The figure by which models are compared."""
     averaged_figure: float | None = None
     consensus_distance: float | None = None
     virtual_s: float | None = None
@@ -136,7 +136,7 @@ class Progress:
 
     @property
     def activity(self) -> str:
-        """The phase, and of how many peers it is known that they can begin."""
+        """The phase, and the number of peers known to be able to begin."""
         return self.phase if self.ready is None else f"{self.phase} {self.ready}/{len(self.peers)}"
 
     @property
@@ -156,6 +156,6 @@ class Progress:
 
     @property
     def worst_figure(self) -> float | None:
-        """Of the worst peer, once all have been evaluated."""
+        """Figure of the worst peer, once all have been evaluated."""
         known = [peer.figure for peer in self.peers if peer.figure is not None]
         return self.criterion.worst(known) if known and len(known) == len(self.peers) else None
