@@ -1,4 +1,4 @@
-"""What a model costs before anyone trains it."""
+"""The costs of a model before anyone trains it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _open: dict[Path, Background] = {}
 """The peers of this process, by the file of their configuration."""
 
 _THREADS_OF_GRPC = ("grpc", "event_engine")
-"""How names of the threads begin that gRPC has while it is in use, by this peer or by another library."""
+"""Prefixes of the names of threads that gRPC has while it is in use, by this peer or by another library."""
 
 _grpc_runs = False
 """Whether gRPC was in use at the last fork."""
@@ -94,7 +94,7 @@ class Background(Host):
         """None while there is nothing to close."""
         self._config: Config
         self._runtime: Runtime
-        """What is to be told to stop."""
+        """The runtime to be told to stop."""
 
     def meet(self) -> Meeting:
         if _grpc_ran_at_fork:
@@ -107,7 +107,7 @@ class Background(Host):
         if other is not None:
             if not other._is_over:
                 raise UsageError(f"this process has joined with {self._path} already; leave that with block first")
-            # Whoever left it did not wait until it had ended.
+            # The script left it without waiting for its end.
             other._join()
         if self._thread is not None:
             # A peer that was lost has ended, but for the last line of its thread.

@@ -1,4 +1,4 @@
-"""What a training script can be told while it trains. Times are in seconds, sizes in bytes."""
+"""Events for a training script while it trains. Times are in seconds, sizes in bytes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What `state_dict` returns as named arrays and back, with nothing pickled.
+"""Conversion of `state_dict` results to named arrays and back, with nothing pickled.
 
 Tensors and numpy arrays become arrays of a checkpoint; everything else has to be a plain value, and goes into one JSON
-text beside them. JSON has no tuples, no keys but strings and no bytes: these become tables with one key that says what
-they are.
+text beside them. JSON has no tuples, no keys but strings and no bytes: these become tables with one key that names
+their type.
 """
 
 from __future__ import annotations
@@ -154,14 +154,14 @@ def _unpacked(value: Any, arrays: Arrays) -> Any:
 
 
 class Stateful(Protocol):
-    """What `keep` takes."""
+    """An object that `keep` takes."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
 
 
 Keepable: TypeAlias = Stateful | torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-"""What `keep` takes: generators of random numbers too, which have states under other names."""
+"""Arguments of `keep`: generators of random numbers too, which have states under other names."""
 
 
 class _Numbers:
@@ -302,7 +302,7 @@ class Kept:
                     f"keep[{number}] ({kinds[number]}) does not take the state that it had: {error}"
                 ) from error
             inner = getattr(self._given[number], "optimizer", self._given[number])
-            # What other optimizers return need not be what they hold.
+            # Other optimizers need not return the tensors that they hold.
             if getattr(type(inner), "state_dict", None) is torch.optim.Optimizer.state_dict:
                 held = [one for one_group in inner.param_groups for one in one_group["params"]]
                 for index, one in enumerate(held):
@@ -363,7 +363,7 @@ def _is_loose(value: object) -> bool:
 
 
 def _mark(value: object) -> object:
-    """Return what differs, as a rule, once a value has changed; quickly."""
+    """Return a mark that usually differs once a value has changed; quickly."""
     if isinstance(value, torch.Tensor):
         return id(value), 0 if value.is_inference() else value._version
     # In a tuple, something that is not a number equals itself.

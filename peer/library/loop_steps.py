@@ -1,13 +1,13 @@
-"""The training side of a peer whose local steps a script of the user's does.
+"""The training side of a peer whose local steps are done by a user's script.
 
 In place of a gradient stands the displacement Δ = z − w: the script got the model z and has moved it to w. With the
 outer learning rate γ = 1 and without outer momentum the algorithm's step x ← x − γ Δ is the script's own. With Nesterov
 momentum it is the outer step of DiLoCo: m ← β m + Δ, x ← x − γ (Δ + β m).
 
-The script cannot be asked for the same steps again to the bit, so that what it answered is journaled, with all that the
-script had when the round began. A script that is started again trains the last journaled round once more from there,
-and what it comes to is not asked for again. So nothing is lost of what a script does between an exchange and the next
-round: the scheduler's step, a moving average.
+The script cannot repeat its steps to the bit. Its answer is therefore journaled, with the state that it had when the
+round began. A script that is started again trains the last journaled round once more from there, and its new answer is
+not used. Work of the script between an exchange and the next round is thus never lost: the scheduler's step, a moving
+average.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from peer.wire.start_model import DIGEST_BYTES, StartModel
 
 @dataclass(frozen=True)
 class ScriptStep:
-    """What the script did in one round."""
+    """A script's work in one round."""
 
     displacement: Vector
     """Δ = z − w."""
     loss: float | None
     """Mean over the steps, where the script tells."""
     script: Arrays
-    """What the script had beside the model when the round began: optimizer, loader, random numbers."""
+    """The script's state beside the model when the round began: optimizer, loader, random numbers."""
     is_behind: bool = False
-    """Whether it is rather what the script goes on with behind the round, as releases before 0.3 read it."""
+    """Whether it is rather the state with which the script goes on behind the round, as releases before 0.3 read it."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class LoopStep:
-    """What a local step comes to (`node.local_steps.StepResult`)."""
+    """The result of a local step (`node.local_steps.StepResult`)."""
 
     gradient: FloatArray
     loss: float | None
@@ -103,7 +103,7 @@ class LoopSteps(RecordedSteps):
         self._stepped: ScriptStep | None = None
         self._recalled: ScriptStep | None = None
         self._recorded: Arrays = {}
-        """What of the script the journal and the checkpoint before it hold."""
+        """The script's state in the journal and in the checkpoint before it."""
 
     def anew(self, meeting: Meeting, script: Arrays) -> LoopSteps:
         """Return the local steps of the same script for a peer that joins the run once more, without outer momentum:
@@ -115,7 +115,7 @@ class LoopSteps(RecordedSteps):
         fresh._recorded = {}
         return fresh
 
-    # What peers of every kind of training have.
+    # Members of peers in every kind of training.
 
     @property
     def layout(self) -> Layout:
@@ -138,7 +138,8 @@ class LoopSteps(RecordedSteps):
         return self._rates.rate(t)
 
     def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> LoopStep:
-        """Return what the script's steps from z come to, once they are done. Raises StepAbandoned if they never are."""
+        """Return the result of the script's steps from z, once they are done. Raises StepAbandoned if they never
+        are."""
         if self._recalled is not None:
             self._stepped, self._recalled = self._recalled, None
         else:
@@ -156,7 +157,7 @@ class LoopSteps(RecordedSteps):
         """Do nothing: the outer momentum follows displacements."""
 
     def evaluate(self, z: FloatArray, split: Split = "test") -> Evaluation:
-        """Return what the script measures of the model at z; nothing if it measures nothing."""
+        """Return the script's evaluation of the model at z; an empty one if it has none."""
         model = np.array(z, np.float32)
         # While a journal is repeated, the script's thread is the one that asks.
         is_script = threading.current_thread() is self.meeting.owner
@@ -167,7 +168,7 @@ class LoopSteps(RecordedSteps):
         """Hand the last model to the script, and write it with all that is not exchanged."""
         self.meeting.ask(Finish(np.array(z, np.float32), path))
 
-    # What survives a crash.
+    # State that survives a crash.
 
     @property
     def record_needs(self) -> int:
@@ -175,8 +176,8 @@ class LoopSteps(RecordedSteps):
         return OLDEST if self.repeats is None else SNAPSHOT
 
     def record(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Return the last local step for the journal. Of the script, what has not changed since the record or the
-        checkpoint before it is left out."""
+        """Return the last local step for the journal. Parts of the script's state that have not changed since the
+        record or the checkpoint before it are left out."""
         assert self._stepped is not None
         stepped, before = self._stepped, self._recorded
         self._recorded = stepped.script
@@ -247,5 +248,5 @@ class LoopSteps(RecordedSteps):
 
 
 def _are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    """Whether two arrays of bytes are equal. Where an optimizer's state changes, its beginning does, mostly."""
+    """Whether two arrays of bytes are equal. A change of an optimizer's state mostly shows at its beginning."""
     return one.size == other.size and np.array_equal(one[:64], other[:64]) and np.array_equal(one, other)

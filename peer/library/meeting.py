@@ -1,8 +1,8 @@
-"""How the thread of a training script and that of its peer hand over to each other.
+"""The handover between the thread of a training script and that of its peer.
 
 The peer asks, one request at a time: train on this model, measure that one, take the last one. The script answers when
-it has done so; meanwhile the peer's thread waits. Between its answers the script waits too, unless it trains. So the
-script's own code runs in its own thread only, and at times that it chose.
+it has done so; meanwhile the peer's thread waits. Between its answers the script waits too, unless it trains. The
+script's own code therefore runs in its own thread only, and at times that it chose.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from peer.node.local_steps import StepAbandoned
 
 _LOOK_EVERY_S = 1.0
-"""So often the peer looks whether the script's thread is still there."""
+"""Interval at which the peer looks whether the script's thread is still there."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Finish:
 
     z: npt.NDArray[np.float32]
     path: Path | None
-    """Where the whole model is to be written."""
+    """File for the whole model."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class End:
     reason: str | None = None
     """Why it stopped before the last round."""
     begin_again: Callable[[], None] | None = None
-    """Of a peer that was declared lost and may take part again: sets its old state aside. Raises StateError."""
+    """For a peer that was declared lost and may take part again: sets its old state aside. Raises StateError."""
 
 
 Request: TypeAlias = Train | Evaluate | Finish
 
 
 class Meeting:
-    """Where script and peer meet."""
+    """The meeting point of script and peer."""
 
     def __init__(self, owner: threading.Thread, *, takes_turns: bool = False) -> None:
         """`owner`: the script's thread. `takes_turns`: never let both run at the same time; otherwise the peer goes on
@@ -76,7 +76,7 @@ class Meeting:
         self._script_waits, self._script_is_over, self._abandoned = False, False, False
         self._end: End | None = None
 
-    # What the peer calls.
+    # Called by the peer.
 
     def ask(self, request: Request) -> Any:
         """Return the script's answer. Raises StepAbandoned if there is never going to be one."""
@@ -86,7 +86,7 @@ class Meeting:
             while self._answer is None:
                 if self._abandoned or self._script_is_over or not self.owner.is_alive():
                     if self._takes_turns:
-                        # What it is going to raise is not known before it has ended.
+                        # Its error is not known before it has ended.
                         self.wait_for_script()
                     raise StepAbandoned
                 self._changed.wait(_LOOK_EVERY_S)
@@ -113,7 +113,7 @@ class Meeting:
             self._end = end
             self._changed.notify_all()
 
-    # What the script calls.
+    # Called by the script.
 
     def next(self) -> Request | End | None:
         """Wait until the peer asks for something that was not answered, and return it; None when there are events."""

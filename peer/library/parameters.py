@@ -1,6 +1,6 @@
-"""Which parameters of a user's model are exchanged, as one flat vector, and which models cannot be.
+"""The exchanged parameters of a user's model as one flat vector, and the refusal of models that cannot be exchanged.
 
-Exchanged are the parameters that require a gradient when the script joins, in float32. They stay where they are: on any
+The parameters that require a gradient when the script joins are exchanged, in float32. They stay where they are: on any
 device, and the very tensors that the optimizer holds.
 """
 
@@ -67,7 +67,7 @@ class ExchangedParameters:
         self.layout = Layout.of_shapes(shapes, list(self._parameters))
         self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
         self._end: dict[str, Fingerprint] = {}
-        """What the run ended with; empty before."""
+        """Fingerprints at the end of the run; empty before."""
 
     def start_model(self) -> StartModel:
         """Return digests of all parameters and buffers, frozen ones included and private ones not."""
@@ -193,7 +193,7 @@ class ExchangedParameters:
                     ) from None
 
     def extra_states(self) -> dict[str, Any]:
-        """Return what modules keep beside parameters and buffers, by their names."""
+        """Return the extra states of modules beside parameters and buffers, by their names."""
         plain = nn.Module.get_extra_state
         modules = self.model.named_modules()
         return {name: module.get_extra_state() for name, module in modules if type(module).get_extra_state is not plain}

@@ -42,7 +42,7 @@ Batch = TypeVar("Batch")
 Measure: TypeAlias = Callable[[nn.Module], tuple[int, int]]
 
 _MOST_ACCUMULATED = 1000
-"""So many batches may pass without a step: scripts accumulate gradients, over the end of a pass too."""
+"""Batches that may pass without a step: scripts accumulate gradients, over the end of a pass too."""
 
 _joined_models: set[int] = set()
 """Identities of the models that are in a `with` block of this process."""
@@ -121,17 +121,17 @@ class Peer:
         self._frozen_move = False
         """Whether it has moved a frozen one."""
         self._base: Vector | None = None
-        """What the parameters were when the steps of this round began; None outside of the block."""
+        """The parameters when the steps of this round began; None outside of the block."""
         self._request: Train | None = None
         """The round that the peer waits for; None while it exchanges."""
         self._repeats: Repeated | None = None
         """The round that is trained once more after a restart, until its exchange."""
         self._start: Arrays | None = None
-        """All that the script had beside the model when the round began."""
+        """The script's whole state beside the model when the round began."""
         self._awaits_step = False
         """Whether no step was counted since the round began."""
         self._head: object = None
-        """Where the loop reads `done` before it does anything else: a script that is started again begins there."""
+        """Position at which the loop reads `done` first: a script that is started again begins there."""
         self._passes_head = False
         """Whether it has done so since the exchange before."""
         self._has_exchanged = False
@@ -145,11 +145,11 @@ class Peer:
         """Whether the peer takes part again, and the script has yet to hear of it."""
         self._random = RandomNumbers({each.device for each in model.parameters()})
         self._resumed_random: dict[str, Any] | None = None
-        """Where the random numbers of a resumed script go on, until its first step."""
+        """State from which a resumed script's random numbers continue, until its first step."""
         self._state: Literal["new", "training", "stopped", "completed", "closed"] = "new"
         self._stop_reason: str | None = None
         self._saved_as = "the state folder of a real run"
-        """Where the model is that the run ended with."""
+        """Place of the run's final model."""
         self._is_replacement_told = False
         self._round = 0
         self._is_torn = False
@@ -164,7 +164,7 @@ class Peer:
 
     @property
     def num_peers(self) -> int:
-        """How many peers are listed."""
+        """Number of listed peers."""
         return self._place.num_peers
 
     @property
@@ -174,7 +174,7 @@ class Peer:
 
     @property
     def steps(self) -> int:
-        """How often `step` was called since the run began, earlier processes included: a position in the data that
+        """Number of calls of `step` since the run began, earlier processes included: a position in the data that
         survives a crash."""
         return self._steps
 
@@ -190,7 +190,7 @@ class Peer:
 
     @property
     def steps_left(self) -> int:
-        """How many more calls of `step` the run needs."""
+        """Number of further calls of `step` that the run needs."""
         return max(0, (self._last_round + 1) * self._every - self._steps_in_run)
 
     @property
@@ -215,8 +215,8 @@ class Peer:
 
     @property
     def losses_not_finite(self) -> int:
-        """How many of the losses that `step` was given since this process began are not finite, in rounds that have
-        finite ones too. A round without any ends the run as diverged."""
+        """Number of losses given to `step` since this process began that are not finite, in rounds that have finite
+        ones too. A round without any ends the run as diverged."""
         return self._losses_not_finite
 
     @property
@@ -267,7 +267,7 @@ class Peer:
         if self._resumed_random is not None:
             self._random.set(self._resumed_random)
         if self._state == "training":
-            # What was loaded may be in another order now.
+            # The loaded state may be in another order now.
             self._start = self._script_state(self._moved_model()) if steps.was_restored else steps.script
             self._mixes = True
             self._hooks = [each.register_step_pre_hook(self._look_at_order) for each in self._kept.optimizers()]
@@ -414,7 +414,7 @@ class Peer:
         loss = self._mean_loss()
         repeats, self._repeats = self._repeats, None
         if repeats is not None:
-            # What this round came to is in the journal. That counts, to the bit, also where it came out otherwise now.
+            # The result of this round is in the journal. It counts, to the bit, even if the result differs now.
             if self._overlap:
                 self._begin_round(repeats.model)
             if not self._overlap or repeats.t >= self._last_round:
@@ -528,7 +528,7 @@ class Peer:
                 )
 
     def _moved_model(self) -> Vector | None:
-        """Return what is in the parameters; None where that is the mixed model, which is known."""
+        """Return the parameters' values; None if they are the mixed model, which is known."""
         assert self._base is not None
         return None if not self._overlap and self._parameters.is_at(self._base) else self._parameters.vector()
 
@@ -570,7 +570,8 @@ class Peer:
         with self._random.kept():
             begin_again()
             self._meeting = self._host.meet()
-            # What the script goes on with is saved before anything else: another crash costs it no more than its model.
+            # The state that the script goes on with is saved before anything else: another crash costs it no more than
+            # its model.
             self._loop_steps = self._loop_steps.anew(self._meeting, self._script_state(None))
             self._last_round = self._host.open(self._loop_steps, self._config)
             self._host.start()
@@ -608,7 +609,7 @@ class Peer:
         """Return all that the script has beside the mixed model; `model` where it has another one."""
         numbers, parameters = self._random.state(), self._parameters
         state = {"steps": self._steps, "random": numbers, "buffers": parameters.buffers(), "model": model}
-        # What earlier releases neither wrote nor read.
+        # Earlier releases neither wrote nor read this.
         frozen = parameters.frozen.moved()
         if frozen and not self._frozen_move:
             self._frozen_move = True
@@ -760,7 +761,7 @@ def _number(loss: object) -> torch.Tensor | float:
 
 
 def _right_of_total(found: object) -> tuple[int, int]:
-    """Return what `evaluate` returned. Raises UsageError if that is not how many samples are right, of how many: a
+    """Return the result of `evaluate`. Raises UsageError if it is not the number of right samples and their total: a
     fraction would be told to all as 0."""
     try:
         right, total = found if isinstance(found, tuple) else ()

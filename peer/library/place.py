@@ -1,4 +1,4 @@
-"""Where a training script takes part: which peer it is, of how many, and under which configuration."""
+"""The place of a training script in a run: which peer it is, of how many, and under which configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peer.library.meeting import Meeting
 
 
 class Host(Protocol):
-    """Whoever runs the peer of a script: a thread with a daemon, or a simulation."""
+    """The host of a script's peer: a thread with a daemon, or a simulation."""
 
     def meet(self) -> Meeting:
         """Return where script and peer meet. Called first, in the script's thread."""
@@ -37,16 +37,16 @@ class Host(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a training script takes part in a run. `join` takes one instead of a path."""
+    """A training script's place in a run. `join` takes one instead of a path."""
 
     index: int
     """Number of this peer, from 0."""
     num_peers: int
-    """How many peers are listed."""
+    """Number of listed peers."""
     name: str
     """Name of this peer."""
     source: str
-    """Where the place is from: a configuration file, or a simulation."""
+    """Origin of the place: a configuration file, or a simulation."""
     config: Config = field(repr=False)
     host: Callable[[Callable[[Config], Config]], Host] = field(repr=False)
     """Makes the host of this peer; told how to derive the run's configuration from that of the file."""

@@ -2,8 +2,8 @@
 
 Each script has a thread of its own, and exactly one of all threads runs at any time: a script until it waits for its
 peer, the simulator until it needs the steps of a script. Each script has random numbers of its own, as in a process of
-its own: the global generators are put where they belong whenever another thread takes its turn. So the models are
-those of separate processes, bit for bit.
+its own: the global generators are put where they belong whenever another thread takes its turn. The models are
+therefore those of separate processes, bit for bit.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation(Generic[Result]):
-    """What `simulate` returns."""
+    """The result of `simulate`."""
 
     results: tuple[Result, ...]
-    """What the script returned for each peer."""
+    """The script's return value for each peer."""
     consensus_distance: float
     """Mean distance of the peers' models from their average, after the last round."""
     sent_bytes: int
     """Size of all messages."""
     virtual_s: float
-    """How long the run would have taken, in seconds on the virtual clock."""
+    """Duration of the run, in seconds on the virtual clock."""
 
 
 def simulate(
@@ -195,7 +195,7 @@ class _Script(Host, Generic[Result]):
         self._threads = torch.get_num_threads()
         self.messenger = Messenger(self._meeting)
 
-    # What the simulation calls.
+    # Called by the simulation.
 
     def begin(self) -> None:
         """Let the script come to its `with` block. Raises what it raises."""
@@ -215,7 +215,7 @@ class _Script(Host, Generic[Result]):
         self.raise_error()
 
     def result(self) -> Result:
-        """Return what the script returned."""
+        """Return the script's return value."""
         return self._result[0]
 
     def close(self) -> None:
@@ -241,7 +241,7 @@ class _Script(Host, Generic[Result]):
         finally:
             self._meeting.script_is_over()
 
-    # What the script calls.
+    # Called by the script.
 
     def meet(self) -> Meeting:
         if self._has_joined:

@@ -39,11 +39,11 @@ class WeightCopies:
         self._found: set[tuple[int, str]] = set()
         """(Number of an optimizer, name of a state), of those that hold weights."""
         self._masters: list[tuple[torch.Tensor, torch.nn.Parameter]] = []
-        """What an optimizer trains in place of a parameter, into which it is copied then."""
+        """Tensors that an optimizer trains in place of a parameter and then copies into it."""
 
     def look(self) -> None:
-        """Look at the states that are new since the last look: what holds weights is near the parameters then. To be
-        called after a step of the optimizer."""
+        """Look at the states that are new since the last look: those that hold weights are near the parameters then. To
+        be called after a step of the optimizer."""
         for number, optimizer in enumerate(self._optimizers):
             known = [name for part, names in _KNOWN.items() if part in _class_names(optimizer) for name in names]
             states = [(each, optimizer.state.get(each, {})) for each in self._trained_by(optimizer)]
@@ -93,9 +93,9 @@ class WeightCopies:
         """Return how far a copy is moved for each unit of its parameter.
 
         A schedule-free optimizer trains z, and its parameter y = (1 − β) z + β x follows, with x the mean of all z so
-        far: the last one enters it with weight c. Where a device went another way than the others in n steps, y is off
-        by (1 − β) + β c (n + 1) / 2 of what z is off, and moving z by less would let devices with other data drift
-        apart in z without end.
+        far: the last one enters it with weight c. If a device's z drifts from the others' in n steps, its y is off by
+        (1 − β) + β c (n + 1) / 2 of that distance. Moving z by less would let devices with other data drift apart in z
+        without end.
         """
         optimizer = self._optimizers[number]
         if "ScheduleFree" not in _class_names(optimizer):

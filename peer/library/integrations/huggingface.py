@@ -40,7 +40,7 @@ class GossipCallback(JoiningCallback, TrainerCallback):
             # Other callbacks come after this one.
             self._tell_replaced()
 
-    # What the trainer calls.
+    # Called by the trainer.
 
     def on_train_begin(
         self,

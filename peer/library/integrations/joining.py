@@ -36,7 +36,7 @@ class JoinOptions(TypedDict, total=False):
 
 
 class JoiningCallback:
-    """What the callbacks of all frameworks have: the arguments of `join`, and the peer while there is one."""
+    """Shared parts of the callbacks of all frameworks: the arguments of `join`, and the peer while there is one."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class JoiningCallback:
         self._is_in = False
         """Whether the peer is in the block that `join` opens."""
         self._replaced_by: list[str] = []
-        """What in the framework puts another model in the place of the run's when training ends."""
+        """Features of the framework that put another model in the place of the run's when training ends."""
 
     @property
     def peer(self) -> Peer:

@@ -32,7 +32,7 @@ class GossipCallback(JoiningCallback, Callback):
 
     _optimizer_steps = 0
 
-    # What the trainer calls.
+    # Called by the trainer.
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the run."""

@@ -12,7 +12,7 @@ with sottovoce.join(model, "peer-0/peer.toml", every=30, keep=[optimizer, schedu
     peer.save("model.safetensors")
 ```
 
-What is listed in `__all__` is public. Everything in the package `peer` is private and may change with any release.
+The names in `__all__` are public. Everything in the package `peer` is private and may change with any release.
 """
 
 from peer.errors import ConfigError, SottoError, StateError, UsageError
