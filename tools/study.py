@@ -126,7 +126,7 @@ def main() -> int:
             failed = grid.run(outcomes, lambda _, row: outcome(row), lambda _, text: tell(f"      {text}"))
         except KeyboardInterrupt:
             tell("stopped; the same command goes on from here")
-    command = f"tools/study.py {arguments.study}" if arguments.markdown else None
+    command = f"python -m tools.study {arguments.study}" if arguments.markdown else None
     print_table(study, grid.cells, grid.rows(), command=command)
     return 1 if failed else 0
 
