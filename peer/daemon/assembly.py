@@ -104,7 +104,7 @@ class TrainingParts:
     members: Members
     disk_state: DiskState
     linked: Callable[[], Sequence[int]]
-    """Returns whom there should be a link to."""
+    """Returns the peers to be linked to."""
     notes: dict[str, Judge]
     """Topic → who judges notes about it, of those that only this way to train has."""
     progress: SignedProgress | None
@@ -112,7 +112,7 @@ class TrainingParts:
     link_down: Callable[[], None]
     """Is called when a link ended."""
     greetings: dict[str, Greeting]
-    """The same of what a neighbour is told that is connected."""
+    """Topic → source of the notes for a neighbour that is connected."""
 
 
 @dataclass(kw_only=True)

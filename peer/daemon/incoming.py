@@ -50,7 +50,7 @@ _OTHER_NOTES = (0.5, 5.0)
 
 def _notes_about_any(num_peers: int) -> tuple[float, float]:
     """Return the same for notes that are about any peer. A neighbour passes on those of all peers, and tells them
-    again; what an honest one can send is bounded by what peers accept of each other (`evaluations`)."""
+    again; the rate of an honest one is bounded by the notes that peers accept of each other (`evaluations`)."""
     return 50.0 + 4.0 * num_peers, 100.0 + 80.0 * num_peers
 
 
@@ -78,8 +78,8 @@ class Incoming:
         why_no_changes: str | None,
         num_peers: int,
     ) -> None:
-        """`notes`: topic → who judges notes about it. `greetings`: topic → what a neighbour is told of it when it is
-        connected. `on_link_down` are called when a link ended. `num_peers`: how many everybody lists."""
+        """`notes`: topic → who judges notes about it. `greetings`: topic → source of the notes for a neighbour when it
+        is connected. `on_link_down` are called when a link ended. `num_peers`: how many everybody lists."""
         self._runtime, self._neighbors, self._roster = runtime, neighbors, roster
         self._frames, self._members, self._operator = frames, members, operator
         self._notes, self._greetings, self._on_link_down = dict(notes), dict(greetings), on_link_down
@@ -160,5 +160,5 @@ class Incoming:
         return await self._operator.control(verb, arguments, caller)
 
     def _log(self, level: int, peer: int, line: str, *values: object) -> None:
-        """Log what a neighbour did, within its budget."""
+        """Log a neighbour's conduct, within its budget."""
         self._neighbors.transport.log.write(log, level, peer, line, *values)

@@ -56,7 +56,7 @@ class LocalPeer:
     """The files of one peer, opened. Holds the lock on its state folder until `close`."""
 
     def __init__(self, config: Config, base: Path, loop: PeerTrainer | None = None) -> None:
-        """`config` as its file has it; `base` is where its relative paths start; `loop`: what trains, where that is no
+        """`config` as its file has it; `base` is where its relative paths start; `loop`: the trainer, where that is no
         task. Raises SottoError."""
         settled = first_peer_list.settle(config, base)
         config = settled.config
@@ -94,7 +94,7 @@ class LocalPeer:
             raise
 
     def _read(self, config: Config, base: Path, loop: PeerTrainer | None) -> None:
-        """Read what the folder and the data hold."""
+        """Read the folder and the data."""
         self.incarnation = incarnation.finish(self.folder.disk).number
         self.roster = Roster(config, self.access, self.incarnation)
         if not config.peers[self.index].is_first and (why := why_no_changes(config)) is not None:
@@ -156,7 +156,7 @@ class LocalPeer:
 
     @property
     def others(self) -> list[int]:
-        """The peers that everybody lists, without this one; with what this device was before it was lost."""
+        """The peers that everybody lists, without this one; with this device's numbers from before it was lost."""
         return [peer for peer in range(self.setup.num_peers) if peer != self.number]
 
     @property

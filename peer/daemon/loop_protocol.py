@@ -25,11 +25,11 @@ class Loop(Protocol):
 
     async def next_round(self) -> RoundRecord | None:
         """Return the record of the next round when it is complete; None if there is none, since this was the last, or
-        this peer stops. Raises DivergenceError where going on makes no sense, and what went wrong otherwise."""
+        this peer stops. Raises DivergenceError where going on makes no sense, and other errors as they come."""
         ...
 
     async def save_at_end(self) -> None:
-        """Save what a stop or the last round leaves, if it can be saved yet."""
+        """Save the state after a stop or the last round, if it can be saved yet."""
         ...
 
     async def linger(self) -> None:
@@ -81,8 +81,8 @@ class Frames(Protocol):
     """
 
     def frames_for(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
-        """Return (number, frame) of what a neighbour needs, in order, that is connected and has our frames up to
-        `remote_has` for good."""
+        """Return (number, frame), in order, of the frames for a connected neighbour that durably has ours up to
+        `remote_has`."""
         ...
 
     def disconnected(self, peer: int) -> None:
@@ -106,13 +106,13 @@ class Members(Protocol):
     """Changes of a run's members at an operator's request. Refusals raise SottoError with the reason."""
 
     async def announce(self, kind: ChangeKind, subject: int, *, ordered: bytes = b"") -> dict[str, object]:
-        """Announce a change of the members; return from which round on it counts, as JSON values. `ordered`: of a loss,
-        what an operator has signed."""
+        """Announce a change of the members; return from which round on it counts, as JSON values. `ordered`: an
+        operator's signed order, for a loss."""
         ...
 
     async def follow_list(self, taken_out: Sequence[str]) -> dict[str, object]:
-        """Link to whom the list of peers names now, and go on without those that were taken out; return what came of
-        that, as JSON values."""
+        """Link to the peers in the present list, and go on without those that were taken out; return the result as JSON
+        values."""
         ...
 
     def is_gone(self, peer: int) -> bool:

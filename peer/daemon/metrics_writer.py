@@ -1,4 +1,4 @@
-"""The rows that a peer writes to its metrics: of its rounds, and of what its links carried in them."""
+"""The rows that a peer writes to its metrics: its rounds, and the traffic of its links in them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ AnyRecord = TypeVar("AnyRecord", RoundRecord, EvaluationRecord, LinkRecord, Link
 
 
 class MetricsWriter:
-    """Puts together what the round says of itself and what the links carried meanwhile."""
+    """Combines a round's own figures with the traffic of the links meanwhile."""
 
     def __init__(self, metrics: MetricsStore, neighbors: Neighbors, numbering: Numbering) -> None:
         """`numbering`: which device a number belongs to. Rows are of devices: one that takes part again after it was
-        lost adds to what it has."""
+        lost adds to its rows."""
         self.last_round: RoundRecord | None = None
         """The row of the last round, as it was written."""
         self.last_loss: float | None = None
@@ -36,8 +36,8 @@ class MetricsWriter:
         self._flushed_at = -math.inf
 
     def put_round(self, record: RoundRecord, link_round: int | None = None) -> None:
-        """Write the row of a round, with what went over the sockets since the last one, and the rows of its links,
-        under the number `link_round` where the round has such rows already."""
+        """Write the row of a round, with the sockets' traffic since the last one, and the rows of its links, under the
+        number `link_round` where the round has such rows already."""
         counters = self._neighbors.counters()
         protobuf_bytes = sum(each.protobuf_bytes_sent for each in counters.values())
         # It falls where a neighbour is one no more.
@@ -76,5 +76,5 @@ class MetricsWriter:
             self.put_links()
 
     def flush(self) -> None:
-        """Make everything that was written visible to readers, and part of what survives the end of the process."""
+        """Make all written rows visible to readers and safe from the end of the process."""
         self._metrics.flush()

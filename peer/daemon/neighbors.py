@@ -1,6 +1,6 @@
 """The neighbours as the daemon sees them: who they are now, who is connected, who left, and who refuses this peer.
 
-Below it is the transport, which carries bytes; above it are the loops, which know what the bytes are for.
+Below it is the transport, which carries bytes; above it are the loops, which know the meaning of the bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peer.state.metrics import LinkRecord
 _REFUSED_S = 15.0
 """Give up after this long when all that a peer waits for refuse it and never let it in."""
 _DISMISSALS = 3
-"""As long, so many connections in a row say that a neighbour does not want this peer."""
+"""Dismissals in a row, over more than _REFUSED_S, that show that a neighbour does not want this peer."""
 
 
 class Neighbors:
@@ -124,7 +124,7 @@ class Neighbors:
 
     def silences(self, waiting: Collection[int], now: float, began_at: float) -> dict[int, float]:
         """Return for how long each of those that this peer waits for has been away. One that is no neighbour is waited
-        for after a loss, and what it says comes by others: it is away no longer than it is waited for."""
+        for after a loss, and its words come by others: it is away no longer than it is waited for."""
         self._awaited_since = {peer: self._awaited_since.get(peer, now) for peer in {*waiting} - {*self.all}}
         longest = {peer: now - since for peer, since in self._awaited_since.items()}
         return {peer: min(self.silent_s(peer, now, began_at), longest.get(peer, float("inf"))) for peer in waiting}

@@ -44,7 +44,7 @@ class PairExchanges:
         recovered: Effects,
         abandon_after_s: float,
     ) -> None:
-        """`recovered`: what `durable` asked for last, before a restart. `abandon_after_s`: how long the partner of an
+        """`recovered`: the last effects of `durable` before a restart. `abandon_after_s`: how long the partner of an
         open exchange may be away before that is given up."""
         self.failure: DivergenceError | None = None
         """Divergence found by an answer; training makes no sense after it."""
@@ -75,7 +75,7 @@ class PairExchanges:
         return [(0, self._request.frame)] if self._request is not None and self._request.receiver == peer else []
 
     def disconnected(self, peer: int) -> None:
-        """Take note that a connection broke: whatever came over it and waits will be asked for again."""
+        """Take note that a connection broke: waiting frames from it will be asked for again."""
         self._away_since[peer] = self._runtime.now()
         self._forget_waiting(peer)
         self._waiting.append((peer, None))
@@ -114,7 +114,7 @@ class PairExchanges:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
     def perform(self, effects: Effects) -> None:
-        """Do what a call asks for."""
+        """Perform the effects of a call."""
         self._request, self._wake_at = effects.open_request, effects.wake_at
         for outgoing in effects.frames:
             self._neighbors.count(outgoing)
@@ -127,7 +127,7 @@ class PairExchanges:
         self._arrived.set()
 
     async def answer(self) -> None:
-        """Take what comes from the neighbours, and ask again when a pause is over, until `stop_answering`."""
+        """Take the neighbours' frames, and ask again when a pause is over, until `stop_answering`."""
         try:
             while not self._leaving:
                 wake_at = self._wake_at
@@ -182,11 +182,11 @@ class PairExchanges:
             self.perform(await self.call(self._durable.abandon, partner))
 
     async def stop_answering(self) -> None:
-        """Return when the last answer is given: what comes later is for nobody."""
+        """Return when the last answer is given: later requests are not answered."""
         self._leaving = True
         self._arrived.set()
         await self._answered.wait()
 
     def close(self) -> None:
-        """End the thread, after what it is doing."""
+        """End the thread after its present call."""
         self._worker.shutdown(wait=True, cancel_futures=True)

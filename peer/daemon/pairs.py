@@ -137,7 +137,7 @@ class PairLoop:
         return self._limits is None or await self._limits.may_begin(self._runtime.now())
 
     async def _until_closed(self) -> None:
-        """Wait until the own exchange is over: what is evaluated last includes it, and nobody is asked after that."""
+        """Wait until the own exchange is over: the last evaluation includes it, and nobody is asked after that."""
         while not self._runtime.stops and self.participant.open_partner is not None:
             await self._wait()
 
@@ -174,7 +174,7 @@ class PairLoop:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def save_at_end(self) -> None:
-        """Save what a stop leaves; after the last step that is done when nobody needs this peer any more."""
+        """Save the state after a stop; after the last step that is done when nobody needs this peer any more."""
         if self._runtime.stops:
             # Answers after the checkpoint would be forgotten.
             await self._exchanges.stop_answering()

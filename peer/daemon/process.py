@@ -81,13 +81,13 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
                     patience.wait(error)
     except TaskError as error:
         if error.__cause__ is not None:
-            # The sentence names one line; whoever mends the task may need those that led there.
+            # The sentence names one line; a person who mends the task may need those that led there.
             log.error("the task failed", exc_info=error.__cause__)
         raise
 
 
 class Patience:
-    """Waits for what passes by itself, such as an address or a disk that is not there yet after a boot."""
+    """Waits out passing obstacles, such as an address or a disk that is not there yet after a boot."""
 
     def __init__(self, config: Config, base: Path) -> None:
         self._config, self._base = config, base
@@ -224,14 +224,14 @@ class Daemon:
         return INTERRUPTED if self.runtime.is_interrupted else 0
 
     def let_go_in_fork(self) -> None:
-        """Give up, in a process that was forked from this one, what only one process may have: the lock on the state
-        folder, and the port. Workers of a loader outlive a script that is killed, and would keep both."""
+        """Give up, in a process forked from this one, the lock on the state folder and the port, which only one process
+        may have. Workers of a loader outlive a script that is killed, and would keep both."""
         self.local.folder.close()
         self.neighbors.let_go_in_fork()
 
     def close(self) -> None:
         """Release threads and files."""
-        # The threads first: nothing may write to what is being closed.
+        # The threads first: nothing may write to a file being closed.
         self.runtime.close()
         self.loop.close()
         self.saver.close()
@@ -287,7 +287,7 @@ class Daemon:
         return reason_to_stop(self._config.guard, record, self.loop.model())
 
     async def _evaluate(self, done: int) -> None:
-        """Measure the own model, write down what it came to, and tell the others."""
+        """Measure the own model, record the result, and tell the others."""
         models = await self.loop.models()
         records = await self.runtime.work(self._own.measure, done, models)
         self._metrics.put_evaluations(records)

@@ -78,7 +78,7 @@ class SignedProgress:
 
     @property
     def is_set_back(self) -> bool:
-        """Whether the state of this peer is older than what it has signed."""
+        """Whether the state of this peer is older than its signed progress."""
         return self._lost is not None
 
     @property
@@ -98,7 +98,7 @@ class SignedProgress:
         return ToldProgress(own=self._known.own(self._done), shown=self._known.of(peer), admission=self._admission)
 
     def judge(self, peer: int, told: ToldProgress) -> None:
-        """Take note of what a neighbour's hello says. Raises StateBehind and RemoteProtocolError."""
+        """Take the statements of a neighbour's hello. Raises StateBehind and RemoteProtocolError."""
         if told.shown and (signed := self._known.shown(told.shown)) is not None:
             self._set_back(signed)
         if told.own:
@@ -132,7 +132,7 @@ class SignedProgress:
         self._write_at = 0.0
 
     async def _tell_now_and_then(self) -> None:
-        """Tell the neighbours how far this peer is, and keep what they tell, until it is cancelled."""
+        """Tell the neighbours this peer's progress, and keep theirs, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             self.tell()
@@ -146,7 +146,7 @@ class SignedProgress:
             self._neighbors.broadcast(PROGRESS, note)
 
     def keep(self) -> None:
-        """Write what is known of neighbours. Raises StateError."""
+        """Write the known progress of neighbours. Raises StateError."""
         # At the end of the process a write of the helper may still be under way in another thread.
         with self._writing:
             signed = dict(self._known.kept)

@@ -95,7 +95,7 @@ def recover_rounds(
     # Others may have left by the time that anybody asks them.
     known = local.metrics.evaluations()
     if local.incarnation:
-        # The metrics are of devices: what this one came to before it was lost stays under its first number.
+        # The metrics are of devices: results of this one from before its loss stay under its first number.
         since = _joined_at(participant.membership.changes, local.number)
         known = [
             replace(each, peer=local.number) if each.peer == local.index and each.round > since else each

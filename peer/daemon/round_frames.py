@@ -1,6 +1,6 @@
 """The frames of a peer of a run in rounds: those that came wait here for the loop, those that a call made leave here.
 
-The order persist, send, apply is kept by `DurablePeer`: it has journaled whatever `perform` is given to send.
+The order persist, send, apply is kept by `DurablePeer`: it has journaled everything that `perform` is given to send.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class RoundFrames:
         on_late: Callable[[int, Sequence[int]], None],
         on_durable: Callable[[], None],
     ) -> None:
-        """`recovered`: what `durable` asked for last, before a restart. `on_change` is called when a change of the
+        """`recovered`: the last effects of `durable` before a restart. `on_change` is called when a change of the
         members was heard of, `on_late(round, peers)` when a round ended without some, `on_durable()` before neighbours
-        are told what they may forget."""
+        are told which frames they may forget."""
         self.wake_at = recovered.wake_at
         """When a late neighbour is no longer waited for; None where there is none to wait for, or for ever."""
         self._runtime, self._neighbors = runtime, neighbors
@@ -66,7 +66,7 @@ class RoundFrames:
         return self._durable.connected(peer, remote_has)
 
     def disconnected(self, peer: int) -> None:
-        """Do nothing: what came whole still counts, and the rest will come again."""
+        """Do nothing: whole frames still count, and the rest will come again."""
 
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
         """Keep a frame for `take`; its credit goes back when it has been looked at."""
@@ -119,7 +119,7 @@ class RoundFrames:
         return _LookedAt(len(frames), effects)
 
     def perform(self, effects: Effects) -> RoundRecord | None:
-        """Do what a call asks for, which is on disk by now; return the record of a round that it ended."""
+        """Perform the effects of a call, which are on disk by now; return the record of a round that it ended."""
         self.wake_at = effects.wake_at
         if effects.finished is not None and effects.skipped:
             self._on_late(effects.finished, effects.skipped)
@@ -139,8 +139,8 @@ class RoundFrames:
         return effects.record
 
     def _refuse(self, peer: int, error: Exception) -> None:
-        """Drop what a neighbour has sent on this link: it makes no sense without the frame that was refused. After the
-        reconnect all of it comes again."""
+        """Drop a neighbour's frames on this link: they make no sense without the refused one. After the reconnect all
+        of them come again."""
         self._waiting = deque(item for item in self._waiting if item[0] != peer)
         self._neighbors.transport.blame(peer, error)
 
@@ -156,5 +156,5 @@ class RoundFrames:
         return peer not in self._neighbors.left and self._durable.links.out[peer].backlog > 0
 
     def backlog_bytes(self, peer: int) -> int:
-        """Return the size of what a neighbour has not confirmed yet."""
+        """Return the bytes that a neighbour has not confirmed yet."""
         return self._durable.links.out[peer].backlog_bytes

@@ -43,13 +43,13 @@ log = logging.getLogger("sotto")
 _MAX_BACKLOG_BYTES = 256 << 20
 """No further round begins while a neighbour has this much unacknowledged from this peer."""
 _NOTABLE_WAIT_S = 0.05
-"""A bandwidth budget makes every peer wait a moment now and then; only what is longer is worth a line in the log."""
+"""A bandwidth budget makes every peer wait a moment now and then; only longer waits are worth a line in the log."""
 _SAY_AGAIN_S = 600.0
 """Interval between repeated log lines about obstacles that only a person can remove."""
 _STOP_GRACE_S = 5.0
 """After a request to stop: how long to wait for the neighbours of the round under way."""
 SAY_AWAY_S = 30.0
-"""After this time the log says what an operator can do about a peer that is away."""
+"""Absence of a peer after which the log advises the operator."""
 
 
 class RoundLoop:
@@ -176,7 +176,7 @@ class RoundLoop:
         return await self._take_frames()
 
     async def _take_frames(self) -> RoundRecord | None:
-        """Announce the changes of members that were asked for, and take what came; return the record of a round that
+        """Announce the requested changes of members, and take the waiting frames; return the record of a round that
         this completed."""
         return await self._requests.grant() or await self._frames.take()
 
@@ -188,7 +188,7 @@ class RoundLoop:
             await self._wait(None)
 
     async def _keep_to_budget(self) -> None:
-        """Let the bandwidth budget choose what the coming round sends, and wait until the links may carry it."""
+        """Let the bandwidth budget choose the messages of the coming round, and wait until the links may carry it."""
         budget = self.participant.budget
         if budget is None:
             return
@@ -232,7 +232,7 @@ class RoundLoop:
                 await self._take_frames()
 
     async def _keep_to_equality(self) -> None:
-        """Wait while what members were told may differ."""
+        """Wait while members may have been told different things."""
         while self._equality is not None and not self._equality.keep_to() and not self._runtime.stops:
             await self._wait(None)
             if self._frames or self._requests:
@@ -364,7 +364,7 @@ class RoundLoop:
         return self._evaluations.finished() >= set(self.members) or self._neighbors.all_have_left
 
     def close(self) -> None:
-        """Save what the limits have counted: rounds have no threads of their own."""
+        """Save the counts of the limits: rounds have no threads of their own."""
         if self._limits is not None:
             self._limits.close()
 
@@ -377,7 +377,7 @@ class RoundLoop:
 
     @property
     def has_left(self) -> bool:
-        """Whether this peer was a member and has handed over what it had."""
+        """Whether this peer was a member and has handed over its share."""
         return self.participant.membership.has_left
 
     @property

@@ -82,7 +82,7 @@ class Runtime:
         return await asyncio.get_running_loop().run_in_executor(self._syncer, function)
 
     def wake(self) -> None:
-        """Let whoever is in `wait` look around."""
+        """Let tasks in `wait` look around."""
         self._wake.set()
 
     async def wait(self, until: float | None = None) -> None:
@@ -141,7 +141,7 @@ class Runtime:
                 return
 
     def close(self) -> None:
-        """End the threads, after what they are doing: nothing may write to a file that is about to be closed."""
+        """End the threads after their present calls: nothing may write to a file that is about to be closed."""
         self._syncer.shutdown(wait=True, cancel_futures=True)
         self._worker.shutdown(wait=True, cancel_futures=True)
 

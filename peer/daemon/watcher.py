@@ -11,7 +11,7 @@ from peer.state.metrics import EvaluationRecord
 
 
 class Watcher(Protocol):
-    """Takes note of what happens. Called on the event loop; must return at once and raise nothing."""
+    """Takes note of events. Called on the event loop; must return at once and raise nothing."""
 
     def round_done(self, record: RoundRecord) -> None:
         """A round of this peer is complete."""

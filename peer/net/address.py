@@ -124,7 +124,7 @@ def why_not_bound(host: str, port: int, *, key: str) -> NotBound | None:
 
 
 def not_bound(error: OSError, host: str, port: int, *, key: str) -> NotBound:
-    """Return what an error says that an attempt to listen ended with."""
+    """Return the text of an error that ended an attempt to listen."""
     if isinstance(error, socket.gaierror):
         return NotBound(f"the host name {host!r} is not known here", f"correct {key}, or the DNS settings", True)
     if error.errno == errno.EADDRINUSE:

@@ -247,7 +247,7 @@ class Status(Answer):
     staleness: float | None = None
     most_staleness: float | None = None
     open_exchange: Name | None = None
-    # For a peer that asks what became of it.
+    # For a peer that asks about its own fate.
     losses: Annotated[dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Digits], Field(max_length=_MOST_NAMES)] = (
         Field(default_factory=dict)
     )
@@ -339,8 +339,8 @@ EXAMINED = {"state": "being examined by sotto doctor"}
 
 
 def read_answer(verb: str, text: str) -> dict[str, Any]:
-    """Return an answer to a control call as JSON values, its texts printable. Raises ValueError for what no peer
-    answers, with the reason."""
+    """Return an answer to a control call as JSON values, its texts printable. Raises ValueError, with the reason, for
+    an answer that no peer gives."""
     # A peer whose model diverged has a loss that no JSON can hold.
     tree = printable_values(parse_json(text, infinite="none"))
     try:

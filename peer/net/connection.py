@@ -1,9 +1,9 @@
 """One connection to one neighbour, from the hellos to the end of its stream.
 
-Two tasks carry it: one opens the envelopes that come (`inbox`) and hands on what they say, the other packs those that
-leave (`outbox`). A timer looks for signs of life (`liveness`).
+Two tasks carry it: one opens incoming envelopes (`inbox`) and hands on their contents, the other packs outgoing ones
+(`outbox`). A timer looks for signs of life (`liveness`).
 
-A connection is taken out of use (`detach`) before it ends: from then on whatever still comes is dropped, and another
+A connection is taken out of use (`detach`) before it ends: from then on further input is dropped, and another
 connection to the same neighbour may be in use.
 """
 
@@ -49,8 +49,8 @@ class Connection:
         pace: Allowance,
     ) -> None:
         """`take_revocations(peer, pem)` takes a revocation list that the neighbour passed on, or raises RemoteError.
-        `blame` is that of Links; `on_detach(connection, reason)` is called once; `relayed` is what SocketMeter wants,
-        `pace` what Inbox wants."""
+        `blame` is that of Links; `on_detach(connection, reason)` is called once; `relayed` goes to SocketMeter, `pace`
+        to Inbox."""
         terms, self._loop = opened.terms, asyncio.get_running_loop()
         now = self._loop.time()
         self.neighbor, self.identity = opened.neighbor, opened.identity

@@ -177,7 +177,7 @@ async def call_control(
     security: Access | None,
     timeout_s: float = 10.0,
 ) -> dict[str, Any]:
-    """Return what the peer `name` at `address` ("host:port", or a `socket_address`) answers to a control verb, with
+    """Return the answer of the peer `name` at `address` ("host:port", or a `socket_address`) to a control verb, with
     the fields of that answer (`peer.net.answers`) and no others.
 
     Raises PeerUnreachable; SecurityError if our credentials do not allow the call, or the peer does not prove with its

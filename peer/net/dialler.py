@@ -130,7 +130,7 @@ class Dialler:
             if close.kind == pb.Close.GOODBYE:
                 raise PeerUnreachable(f"{neighbor.name} at {neighbor.place} is leaving: {printable(close.reason)}")
             raise HandshakeRefused(f"{neighbor.name} at {neighbor.place} refuses us: {printable(close.reason)}")
-        # From here on nothing is awaited before the connection is in use: what was checked stays true.
+        # From here on nothing is awaited before the connection is in use: the checks stay valid.
         try:
             terms, identity = self._handshake.read_answer(first, neighbor, challenge)
             stays = not self._is_closing() and self._links.holds(neighbor)

@@ -127,7 +127,7 @@ class Handshake:
     # -- both --
 
     def judge_progress(self, hello: pb.Hello, neighbor: Neighbor) -> None:
-        """Raise StateBehind where the neighbour, or this peer, is behind what it has signed itself."""
+        """Raise StateBehind where the neighbour, or this peer, is behind its own signed statements."""
         self._progress.judge(neighbor.index, read_progress(hello))
 
     def _hello(self, neighbor: Neighbor, received: int, *, seen_as: str = "", challenge: bytes = b"") -> pb.Hello:

@@ -1,7 +1,7 @@
 """The first message between two peers: do they train the same run?
 
-Pure: compares two hellos and says in a sentence what does not match. Texts that come from another peer are cut and
-quoted before they enter a sentence.
+Pure: compares two hellos and describes differences in a sentence. Texts that come from another peer are cut and quoted
+before they enter a sentence.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Progress(Protocol):
 
     def judge(self, peer: int, told: ToldProgress) -> None:
         """Take the statements of a neighbour's hello. Raises StateBehind where one of the two peers was set back, and
-        RemoteProtocolError for what is not signed as it has to be."""
+        RemoteProtocolError for a statement without a valid signature."""
         ...
 
 

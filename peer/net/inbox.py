@@ -67,7 +67,7 @@ class Inbox:
 
     def __init__(self, limits: Limits, *, received: int, pace: Allowance, their_chunk_bytes: int | None = None) -> None:
         """Frames up to number `received` are durable here; the neighbour may repeat later ones. `pace` is that of the
-        neighbour over all its connections; `their_chunk_bytes` bounds what it puts into an envelope, too."""
+        neighbour over all its connections; `their_chunk_bytes` bounds its envelopes, too."""
         self._window_bytes = limits.window_bytes
         self._assembler = Assembler(
             window_bytes=limits.window_bytes,

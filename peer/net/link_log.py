@@ -11,7 +11,7 @@ _LINES_PER_MINUTE = 20
 
 
 class LinkLog:
-    """Logs what happens on the links of one peer, at most 20 lines at once and per minute about each neighbour."""
+    """Logs events on the links of one peer, at most 20 lines at once and per minute about each neighbour."""
 
     def __init__(self) -> None:
         self._budgets: dict[int, Complaints] = {}

@@ -81,7 +81,7 @@ class Links:
         take_revocations: Callable[[int, bytes], None],
         tasks: Tasks,
     ) -> None:
-        """`relayed(peer)` returns what passed to and from a neighbour through a relay, `revocations()` the revocation
+        """`relayed(peer)` returns the bytes to and from a neighbour through a relay, `revocations()` the revocation
         list that each new connection begins with (empty for none); `take_revocations` is as for Connection."""
         self.refusals: dict[int, str] = {}
         """Neighbours whose hello does not match ours, with the sentence; until a link to them comes up."""
@@ -232,8 +232,8 @@ class Links:
     # -- who is to blame --
 
     def blame(self, peer: int, error: Exception) -> None:
-        """Hold a neighbour responsible for what was raised while input of its was handled: count and log it, and close
-        the connection with that sentence. It is dialled anew, with back-off.
+        """Hold a neighbour responsible for an error raised while its input was handled: count and log it, and close the
+        connection with that sentence. It is dialled anew, with back-off.
 
         Raises the error again if it is about our disk or the whole run, for which this process has to end.
         """
@@ -251,7 +251,7 @@ class Links:
             connection.drop(pb.Close.VIOLATION, problem)
 
     def blame_caller(self, address: str, error: Exception) -> None:
-        """Log what was raised while input of a caller, or of a relay, was handled that is not known as a neighbour.
+        """Log an error raised while input of a relay, or of a caller that is no known neighbour, was handled.
 
         Raises the error again if no caller is to blame for it.
         """

@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 NOTABLE = 3
-"""From so many offences on an operator should look at a neighbour: one may come of a fault in memory or a bug."""
+"""Number of offences from which an operator should look at a neighbour: a single one may come of a memory fault or a
+bug."""
 
 _MOST_KINDS = 32
 _REST = "any other"
@@ -57,7 +58,7 @@ class Offences:
 
 
 def advice(name: str) -> str:
-    """Return what an operator can do about a neighbour with offences."""
+    """Return advice for an operator about a neighbour with offences."""
     return (
         f"look at its log; if it cannot be trusted, exclude it: `sotto revoke CLUSTER {name}` withdraws its "
         f"certificate, `sotto remove {name}` lets the others continue without it"

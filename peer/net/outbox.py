@@ -24,7 +24,7 @@ class Outbox:
     """Packs the envelopes of one connection."""
 
     def __init__(self, cutter: Cutter, receipts: Receipts, inbox: Inbox, counters: LinkCounters) -> None:
-        """`inbox` says what credit to grant; what is sent is counted in `counters`."""
+        """`inbox` says how much credit to grant; sent bytes are counted in `counters`."""
         self._cutter, self._receipts, self._inbox, self._counters = cutter, receipts, inbox, counters
         self._notes: deque[pb.Bulletin] = deque(maxlen=_MAX_QUEUED_NOTES)
         self._revocations = b""

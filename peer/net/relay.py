@@ -1,10 +1,10 @@
 """A peer in the middle: connects two peers that cannot dial each other, but can both dial this one.
 
 The relay carries the bytes of a connection between the two as they are: with mutual TLS they are encrypted from end to
-end, and both ends check each other's certificate as if they had dialled each other. It sees who talks to whom, and how
-much. Relayed traffic is counted apart from its own, and its rate is bounded. Connections are counted for each member,
-so that none can take the places of all others, and those over which nothing passes end. Either end of such a connection
-is in `peer.net.tunnels`, the protocol in `proto/sottovoce/v1/relay.proto`.
+end, and both ends check each other's certificate as if they had dialled each other. It sees which peers talk to each
+other, and how much. Relayed traffic is counted apart from its own, and its rate is bounded. Connections are counted for
+each member, so that none can take the places of all others, and those over which nothing passes end. Either end of such
+a connection is in `peer.net.tunnels`, the protocol in `proto/sottovoce/v1/relay.proto`.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class RelayService:
         idle_s: float,
         blame: Callable[[str, Exception], None],
     ) -> None:
-        """`identify(caller, claimed)` returns the name of the member that opened a stream, `account(caller)` what it is
-        counted under before it has said so; both raise SottoError.
+        """`identify(caller, claimed)` returns the name of the member that opened a stream, `account(caller)` the key
+        for counting it before it gave a name; both raise SottoError.
 
         `kbytes_per_s` (units of 1000 bytes) bounds all that is carried, both ways together; 0 relays for nobody. An end
         that neither sends nor takes anything for `idle_s` is gone. `blame` is `Links.blame_caller`.

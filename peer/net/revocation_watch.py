@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 _LOOK_AT_FILES_S = 2.0
 _LISTS = {"rate": 0.2, "burst": 10.0}
-"""Lists other than the known one that are read of one neighbour, a second and at once: each is a signature to check.
-An honest one passes on what is newer than all it had."""
+"""Lists other than the known one that are read of one neighbour, a second and at once: each is a signature to check. An
+honest one passes on only lists newer than all it had."""
 
 
 class RevocationWatch:
@@ -49,7 +49,7 @@ class RevocationWatch:
         complained = ""
         while True:
             try:
-                # Only the file is read in another thread. What it holds is adopted here, so that no list which a
+                # Only the file is read in another thread. Its contents are adopted here, so that no list which a
                 # neighbour brings at the same time can be replaced by an older one.
                 data = await asyncio.get_running_loop().run_in_executor(None, self._revoked.read_if_changed)
                 if data is not None and self._revoked.adopt(data, str(self._revoked.path)):

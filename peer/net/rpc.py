@@ -117,7 +117,7 @@ class CallRefused(Exception):
 
 
 class ServedStream:
-    """The listener's end of a stream. It ends, after what was written, when the function that serves it returns."""
+    """The listener's end of a stream. It ends when the function that serves it returns, after all written data."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -191,7 +191,7 @@ class Server:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Accept nothing more, and cancel after a while what is still served."""
+        """Accept nothing more, and cancel calls still served after a while."""
         await self._server.stop(grace=grace_s)
 
     def _add(self, service: str, handlers: dict[str, Any]) -> None:

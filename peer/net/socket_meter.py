@@ -12,8 +12,8 @@ class SocketMeter:
     """Reads the counters of one connection."""
 
     def __init__(self, socket: tcp_info.Connection | None, relayed: Callable[[], tuple[int, int] | None]) -> None:
-        """`socket` is None where it is not known. `relayed` returns what went to and came from the neighbour through a
-        relay since this process began, None if nothing did."""
+        """`socket` is None where it is not known. `relayed` returns the bytes to and from the neighbour through a relay
+        since this process began, None if nothing did."""
         self._socket, self._relayed = socket, relayed
         self._tcp = None if socket is None else socket.counters()
         self._relayed_before = relayed() or (0, 0)
@@ -22,7 +22,7 @@ class SocketMeter:
         """Bring the counters of the socket up to date; those of a closed one keep their last values."""
         if self._socket is None:
             if (relayed := self._relayed()) is not None:
-                # What a socket to the neighbour would have carried.
+                # The bytes that a socket to the neighbour would have carried.
                 counters.socket_bytes_sent = relayed[0] - self._relayed_before[0]
                 counters.socket_bytes_received = relayed[1] - self._relayed_before[1]
             return

@@ -23,7 +23,7 @@ class Tasks:
         return self._ended is not None
 
     async def wait_closed(self) -> None:
-        """Return when `finish` was called. Raises what `fail` was called with first."""
+        """Return when `finish` was called. Raises the first error that `fail` was given."""
         assert self._ended is not None, "start() comes first"
         await asyncio.shield(self._ended)
 

@@ -5,7 +5,7 @@ and asked for TCP_INFO. Nothing here keeps a socket open: a duplicated descripto
 
 The process may be a training script's, whose threads open and close files at any time. A descriptor may therefore
 change hands meanwhile: it is identified before and after the query, and the answer counts only if it was the connection
-both times. It is asked by system calls, not through a socket object. Such an object closes what it was made for when an
+both times. It is asked by system calls, not through a socket object. Such an object closes its descriptor when an
 exception drops it, and makes it non-blocking where the script has set `socket.setdefaulttimeout`. Linux only; elsewhere
 nothing is found, and nothing is reported rather than guessed.
 """
@@ -153,14 +153,14 @@ def _is_tcp(descriptor: int) -> bool:
 
 
 def _option(descriptor: int, level: int, option: int, size: int) -> bytes:
-    """Return what getsockopt(2) says, at most `size` bytes; none where the descriptor is no such socket."""
+    """Return the result of getsockopt(2), at most `size` bytes; none where the descriptor is no such socket."""
     value, length = ctypes.create_string_buffer(size), ctypes.c_uint32(size)
     failed = _libc().getsockopt(descriptor, level, option, value, ctypes.byref(length))
     return b"" if failed else value.raw[: length.value]
 
 
 def _address(descriptor: int, call: str) -> Address | None:
-    """Return what getsockname(2) or getpeername(2) says; None where that is no address of IP."""
+    """Return the result of getsockname(2) or getpeername(2); None where that is no IP address."""
     value, length = ctypes.create_string_buffer(_SOCKADDR_BYTES), ctypes.c_uint32(_SOCKADDR_BYTES)
     if _libc()[call](descriptor, value, ctypes.byref(length)):
         return None

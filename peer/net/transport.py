@@ -2,7 +2,7 @@
 
 One stream for each pair of peers, opened by either of them, carries frames, receipts, credit and notes both ways
 (`proto/sottovoce/v1/exchange.proto`). The transport delivers frames whole and in order and says when a link comes and
-goes; what must be sent again, and what was received before, is the daemon's knowledge (`peer.node.delivery`).
+goes; the daemon knows which frames must be sent again, and which were received before (`peer.node.delivery`).
 
 This is the façade; the work is done by `listener` and `dialler`, which open streams, `links`, which keeps one
 connection to each neighbour in use, `connection`, `control`, `revocation_watch`, `relay` and `tunnels`.
@@ -78,8 +78,8 @@ class Transport:
         need not share the connections that strangers can take. `hear(index, name)` returns how a caller of the same run
         is seen that is no neighbour yet, None if it shall be none, or raises HandshakeRefused. `needed_protocol()`: the
         lowest version of the protocol that serves the run by now; neighbours that do not speak it are refused.
-        `device_of(index)` returns the number in the certificate of a newcomer that may have this index. `progress`:
-        what signs how far this peer is; None where nothing is signed."""
+        `device_of(index)` returns the number in the certificate of a newcomer that may have this index. `progress`: the
+        signer of this peer's progress; None where nothing is signed."""
         self.me = me
         self.port: int | None = None
         """The port that is listened on, once started."""
@@ -223,8 +223,8 @@ class Transport:
         self._tasks.finish()
 
     def let_go_in_fork(self) -> None:
-        """Close what a forked process has of the socket that is listened on: its parent listens, and whoever follows
-        that must find the port free."""
+        """Close the listening socket in a forked process: its parent listens, and the parent's successor must find the
+        port free."""
         tcp_info.stop_listening(self._is_own_listener)
 
     def _is_own_listener(self, inode: int, port: int) -> bool:

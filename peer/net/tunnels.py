@@ -38,7 +38,7 @@ _LOST = (StreamLost, RemoteError, OSError)  # Also what asyncio.timeout raises.
 
 
 def make_socket_folder() -> Path:
-    """Make a folder for Unix sockets, which only its owner can enter; whoever asks removes it. Raises StateError where
+    """Make a folder for Unix sockets, which only its owner can enter; the caller removes it. Raises StateError where
     none can be made whose path is short enough for the kernel."""
     tried = []
     for parent in dict.fromkeys((tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/var/tmp")):

@@ -1,4 +1,5 @@
-"""The secret of private local steps, in the state folder and nowhere else, and what the budget was computed with.
+"""The secret of private local steps, in the state folder and nowhere else, and the settings that the budget was
+computed with.
 
 It is on disk before the first step, so that a round that a crash interrupts is repeated to the same bits. ε is counted
 from the run's first round on with one noise and one sampling rate, so neither may change while the run lasts, nor may

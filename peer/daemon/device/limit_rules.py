@@ -1,4 +1,4 @@
-"""Days, months and hours of the clock on the wall, and what they say of limits. Reads no clock and no file.
+"""Days, months and hours of the wall clock, and their effect on limits. Reads no clock and no file.
 
 Times are seconds since 1970; a zone of None is that of the device.
 """

@@ -104,7 +104,7 @@ class Limits:
         }
 
     def close(self) -> None:
-        """Save what was counted."""
+        """Save the counts."""
         if self._counted:
             self._count(local_time(self._wall_clock(), self._zone).date().isoformat())
             try:
@@ -127,7 +127,7 @@ class Limits:
         self._say()
 
     def _say(self) -> None:
-        """Log what is new, once."""
+        """Log each new limit once."""
         held = {
             "slow": f"one round in {self._options.slow_step_s:g} s",
             "pause": "begins no round",

@@ -24,7 +24,7 @@ class ProgressLog:
     """Watches one peer. The time is an argument, in seconds on any clock."""
 
     def __init__(self, status: Callable[[], Mapping[str, Any]], is_member: Callable[[], bool]) -> None:
-        """`status` returns what `sotto status` shows, `is_member` whether this peer takes part."""
+        """`status` returns the fields of `sotto status`, `is_member` whether this peer takes part."""
         self._status, self._is_member = status, is_member
         self._seen: deque[tuple[float, int]] = deque()
         """(time, completed rounds), newest last; the first is the newest that is older than the window."""

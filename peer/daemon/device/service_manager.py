@@ -1,4 +1,4 @@
-"""Telling systemd (or whatever else set NOTIFY_SOCKET) how the daemon is doing; nothing happens without it."""
+"""Reports of the daemon's state to systemd (or another program that set NOTIFY_SOCKET); nothing happens without it."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ class ChangeRequests:
     # -- who asks ------------------------------------------------------------------------------------------------------
 
     async def announce(self, kind: ChangeKind, subject: int, *, ordered: bytes = b"") -> dict[str, object]:
-        """Announce a change for the operator; return from when it counts. `ordered`: what it has signed of a loss.
-        Raises SottoError, with what is against it."""
+        """Announce a change for the operator; return from when it counts. `ordered`: its signed order, for a loss.
+        Raises SottoError with the reason against it."""
         answer: asyncio.Future[Change] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(kind, subject, answer, ordered=ordered))
         self._runtime.wake()
@@ -114,8 +114,8 @@ class ChangeRequests:
         admitted: bytes = b"",
         equivocation: tuple[bytes, ...] = (),
     ) -> None:
-        """Ask for going on without a peer that most members have voted for leaving behind, that has admitted that it
-        lost what it had, or that has signed two stories."""
+        """Ask for going on without a peer that most members have voted for leaving behind, that has admitted the loss
+        of its state, or that has signed two stories."""
         if self._membership.is_lost(subject) or any(request.subject == subject for request in self._waiting):
             return
         request = _Request(ChangeKind.LOST, subject, None, votes=votes, admitted=admitted, equivocation=equivocation)
@@ -127,7 +127,7 @@ class ChangeRequests:
         self._waiting += [_Request(ChangeKind.LOST, peer, None) for peer in self._member_links.still_members(names)]
 
     def asked_to_sponsor(self, peer: int, note: bytes) -> None:
-        """Judge the note of a neighbour that wants to join. Raises RemoteProtocolError for what is none."""
+        """Judge the note of a neighbour that wants to join. Raises RemoteProtocolError if it is malformed."""
         # A peer that takes part again after its loss also introduces itself.
         newcomer = membership_codec.decode_newcomer(note, sender=peer) if peer >= self._num_peers else None
         # One request of a peer is enough, and only one is kept: asking costs it nothing.

@@ -33,7 +33,7 @@ _TELL_EVERY_S = 1.0
 _TELL_AT_ONCE_S, _AT_ONCE_SEGMENTS = 0.2, 4
 """Least interval, used once as many segments wait to be told: rounds are fast then."""
 _AGAIN_S = 5.0
-"""A peer that waits for others says again what it has told: a note may be lost."""
+"""Interval at which a waiting peer repeats its notes: one may be lost."""
 _NEWS = {"rate": 5.0, "burst": 40.0}
 """Notes of one member that are looked at, by second."""
 _PATIENCE_SEGMENTS = 8
@@ -65,18 +65,19 @@ class Equality:
         self._told_segment = -1
         self._told_at = float("-inf")
         self._since: int | None = None
-        """From which round on all members have to say what they were told; None while some run an older release."""
+        """First round from which all members have to report what they were told; None while some run an older
+        release."""
         self._declare_at: dict[int, float] = {}
         self._named: dict[int, str] = {}
 
     # -- what is heard and told ----------------------------------------------------------------------------------------
 
     def linked(self, peer: int) -> list[bytes]:
-        """Return the notes that a neighbour should hear that is connected."""
+        """Return the notes for a connected neighbour."""
         return [] if self._own is None else [self._own]
 
     def heard(self, source: int, note: bytes) -> None:
-        """Judge a note of a neighbour. Raises RemoteProtocolError for what is none."""
+        """Judge a note of a neighbour. Raises RemoteProtocolError if it is malformed."""
         try:
             told = decode_told(note)
         except SecurityError as error:
@@ -92,7 +93,7 @@ class Equality:
             self._runtime.wake()
 
     async def after_round(self) -> None:
-        """Say what was told, if it is time to, and compare."""
+        """Report what was told, if it is due, and compare."""
         if self._since is None:
             if not self._releases.all_speak(EQUALITY):
                 return
@@ -138,7 +139,7 @@ class Equality:
         return found
 
     def keep_to(self) -> bool:
-        """Return whether a further round may begin; if not, say whom this peer waits for."""
+        """Return whether a further round may begin; if not, name the members that this peer waits for."""
         self._look()
         waits_for = self.waits_for()
         for peer, why in waits_for.items():
@@ -159,13 +160,13 @@ class Equality:
 
     @property
     def awaits_the_last_words(self) -> bool:
-        """Whether the run is over here, and a member that is there has yet to say what it was told in the end."""
+        """Whether the run is over here, and a present member has yet to report what it was told in the end."""
         newest, comparison = max(self._durable.told.segments, default=-1), self._comparison
         present = self._members() - self._neighbors.left.keys() - comparison.differs.keys() - comparison.proofs.keys()
         return self._since is not None and any(comparison.confirmed.get(peer, -1) < newest for peer in present)
 
     def figures(self) -> dict[str, object]:
-        """Return up to which round this peer knows that all members were told the same, and whom it waits for."""
+        """Return the round up to which all members are known to have been told the same, and the members waited for."""
         confirmed = [self._comparison.confirmed.get(peer, -1) for peer in self._members()]
         upto = min(confirmed, default=-1)
         waits_for = {self._roster.name(peer): why for peer, why in self.waits_for().items()}
@@ -189,7 +190,7 @@ class Equality:
             self._neighbors.transport.bulletin(peer, TOLD, note)
 
     def _look(self) -> None:
-        """Compare, show others what they should see, and ask for going on without whoever is proven to lie."""
+        """Compare, show others the notes that they should see, and ask to go on without members proven to lie."""
         if self._since is None:
             return
         comparison, members = self._comparison, self._members()

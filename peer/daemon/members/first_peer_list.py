@@ -39,7 +39,7 @@ def settle(config: Config, base: Path) -> Settled:
     """Return the configuration of a file, renumbered as in the run that its state folder belongs to, if there is one.
     Raises StateError if the folder belongs to another peer."""
     folder = base / config.state.directory
-    # Opening a folder that cannot be one will say what is wrong with it.
+    # Opening a folder that cannot be one will name the fault.
     kept = PEER_LIST.read(RealDisk(folder))
     if kept is None:
         return Settled(config, ())

@@ -76,7 +76,7 @@ class Joining:
         if self._declined_at is None:
             self._declined_at, self._declined_because = self._runtime.now(), reason
         candidates = self._candidates()
-        # In turn, so that everyone is asked whatever the first ones say.
+        # In turn, so that everyone is asked whatever the first ones answer.
         self._sponsor = next((other for other in candidates if other > peer), min(candidates, default=None))
 
     def _candidates(self) -> list[int]:

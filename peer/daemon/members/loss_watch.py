@@ -51,7 +51,7 @@ class LossWatch:
         self._heard: deque[tuple[int, bytes]] = deque(maxlen=_MOST_HEARD)
 
     def look(self) -> None:
-        """Vote, tell the neighbours, and ask for the announcement of what is decided; to be called every second."""
+        """Vote, tell the neighbours, and ask for the announcement of decided losses; to be called every second."""
         if not self._membership.is_member:
             return
         now, t, lead = self._runtime.now(), self._participant.round, self._membership.longest_lead

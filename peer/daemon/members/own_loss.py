@@ -114,7 +114,7 @@ def next_incarnation(grounds: LossGrounds, own: int, answers: Collection[Answer]
 
 
 class OwnLoss:
-    """Asks what became of this peer for as long as it has reason to."""
+    """Asks about the fate of this peer for as long as it has reason to."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class OwnLoss:
         )
 
     def _is_proof(self, frame: bytes) -> bool:
-        """Return whether a frame proves that this peer is lost; whoever says so may lie."""
+        """Return whether a frame proves that this peer is lost; the sender may lie."""
         try:
             check_own_loss(self._membership, frame)
         except (SottoError, ValueError):

@@ -52,8 +52,8 @@ class PeerList:
                 log.error("the changed file is refused, and nothing changes here: %s", error)
 
     async def reload(self) -> dict[str, object]:
-        """Take over who is in the list of peers now; return what came of it, as JSON values. Raises ConfigError for
-        anything else that changed in the file."""
+        """Take over the present list of peers; return the result as JSON values. Raises ConfigError for anything else
+        that changed in the file."""
         if self._reread is None:
             raise SottoError("this peer was not started from a file")
         new = self._reread()

@@ -36,8 +36,8 @@ from peer.train.label_adjustment import Float64Array, mean_shares
 log = logging.getLogger("sotto")
 
 _AGAIN_S = 10.0
-"""A peer that waits says again what it knows, since a note may be lost. Those that wait no more answer with all that
-they have, as often at most."""
+"""Interval at which a waiting peer repeats its notes, since one may be lost. Those that wait no more answer with all
+that they have, as often at most."""
 _NEWS = {"rate": 0.1, "burst": 10.0}
 """Notes of one peer that are looked at and passed on, by second: one that starts again before the run begins says it
 once more."""
@@ -61,10 +61,10 @@ class ClassVotes:
         all_speak: Callable[[], bool],
         use: Callable[[Float64Array], None],
     ) -> None:
-        """`counts`: how many samples of each class this peer trains on. `voters`: whom the run begins with.
-        `total_samples`: how many samples all devices have, where every sample is to count alike. `all_speak()`:
-        whether all devices tell digests of the votes. `use` is told the result, before any round. Raises
-        ConfigError for a run that began without votes, and StateError."""
+        """`counts`: how many samples of each class this peer trains on. `voters`: the peers that the run begins with.
+        `total_samples`: how many samples all devices have, where every sample is to count alike. `all_speak()`: whether
+        all devices tell digests of the votes. `use` is told the result, before any round. Raises ConfigError for a run
+        that began without votes, and StateError."""
         self._own = notes.class_vote(peer, counts, tells_samples=total_samples is not None)
         self._voters, self._total_samples = frozenset(voters), total_samples
         self._disk, self._statements, self._neighbors = disk, statements, neighbors
@@ -97,8 +97,8 @@ class ClassVotes:
         return sorted(voter for voter in self._voters if self._reports.get(voter, (b"", b""))[0] != own)
 
     async def settle(self, linked: Callable[[], Collection[int]]) -> None:
-        """Wait until all have voted, or this peer is to stop; then use what it came to. `linked()` returns whom there
-        should be a link to. Raises HandshakeRefused and PeerUnreachable where nobody will tell, and StateError."""
+        """Wait until all have voted, or this peer is to stop; then use the result. `linked()` returns the peers to be
+        linked to. Raises HandshakeRefused and PeerUnreachable where nobody will tell, and StateError."""
         if self.is_settled:
             return
         self._vote()
@@ -154,7 +154,7 @@ class ClassVotes:
             self._runtime.wake()
 
     def heard(self, source: int, note: bytes) -> None:
-        """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
+        """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError if it is malformed."""
         vote = self._decoded(note)
         if not self.missing:
             # Complete votes stay as they are; a peer that repeats them may wait for a part of them.
@@ -210,7 +210,7 @@ class ClassVotes:
         return told.digest()
 
     def _tell_again(self) -> None:
-        """Say to all neighbours what this peer knows."""
+        """Tell all neighbours all that this peer knows."""
         for note in self._notes.values():
             self._neighbors.broadcast(notes.CLASSES, note)
         for _, note in self._reports.values():
@@ -249,7 +249,7 @@ class ClassVotes:
     # -- what it comes to ----------------------------------------------------------------------------------------------
 
     def _recall(self) -> None:
-        """Take up what was kept by an earlier process."""
+        """Take up the notes kept by an earlier process."""
         kept = CLASS_VOTES.read(self._disk)
         try:
             # The list of peers can be mended until the run has begun.

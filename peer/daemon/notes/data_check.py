@@ -21,7 +21,7 @@ class DataCheck:
         self._warned: set[int] = set()
 
     def heard(self, source: int, note: bytes) -> None:
-        """Log once for each neighbour if it reads other data. Raises RemoteProtocolError for what is no such note."""
+        """Log once for each neighbour if it reads other data. Raises RemoteProtocolError if it is malformed."""
         theirs = dict(zip(self._own, notes.decode_data(note), strict=True))
         different = [split for split, digest in self._own.items() if theirs[split] != digest]
         if different and source not in self._warned:

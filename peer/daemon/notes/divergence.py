@@ -60,10 +60,10 @@ class Divergence:
         now: Callable[[], float],
         statements: Statements | None = None,
     ) -> None:
-        """`rounds`: how many the run has. `peers`: of whom something may be said. `is_up(peer)` returns whether there
-        is a link to it. `advice`: a sentence on what happens now, and what can be done, about {name}. `stop` ends this
-        peer for a reason, `broadcast(topic, note, besides)` tells the neighbours. `now()` in seconds.
-        `statements` signs what this peer says, and knows what others have signed."""
+        """`rounds`: how many the run has. `peers`: possible subjects of reports. `is_up(peer)` returns whether there is
+        a link to it. `advice`: a sentence on what happens now, and on possible steps, about {name}. `stop` ends this
+        peer for a reason, `broadcast(topic, note, besides)` tells the neighbours. `now()` in seconds. `statements`
+        signs for this peer, and knows others' signed statements."""
         self.finding: Finding | None = None
         """This peer's own finding; None while all is well."""
         self._claims: dict[int, Claim] = {}
@@ -75,7 +75,7 @@ class Divergence:
         self._of_a_peer, self._from_a_neighbor = Allowances(**_NEWS_OF_A_PEER), Allowances(**_NEWS_FROM_A_NEIGHBOR)
 
     def declare(self, finding: Finding) -> None:
-        """Tell everybody what this peer found, and stop it."""
+        """Tell everybody this peer's finding, and stop it."""
         if self.finding is None:
             self.finding = finding
             log.error("%s", finding.reason)
@@ -84,7 +84,7 @@ class Divergence:
             self._stop(f"it diverged: {finding.reason}")
 
     def heard(self, source: int, note: bytes) -> None:
-        """Show what a neighbour says, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
+        """Show a neighbour's report, and pass it on if it is news. Raises RemoteProtocolError if it is malformed."""
         peer, round_, reason = notes.decode_divergence(note, self._rounds)
         known = self._claims.get(peer)
         is_news = known is None or known.round < round_ or (source == peer and known != Claim(round_, reason, peer))

@@ -97,15 +97,15 @@ class Evaluations:
         criteria: Sequence[Criterion] = (ACCURACY,),
         statements: Statements | None = None,
     ) -> None:
-        """`rounds`: how many the run has. `peers`: of whom something may be said; `is_former(peer)` returns whether
-        that device takes part again under a newer number. `is_up(peer)` returns whether there is a link to it.
+        """`rounds`: how many the run has. `peers`: possible subjects of notes; `is_former(peer)` returns whether that
+        device takes part again under a newer number. `is_up(peer)` returns whether there is a link to it.
         `broadcast(topic, note, besides)` tells the neighbours; `on_news` is told of each evaluation that was not known.
         `now()` in seconds. `criteria`: the figures of an evaluation, the one that models are compared by first.
-        `statements` signs what this peer says, and knows what others have signed."""
+        `statements` signs for this peer, and knows others' signed statements."""
         self.newest: dict[tuple[int, str], EvaluationRecord] = {}
         """(peer, split) → newest known evaluation."""
         self._told_by: dict[tuple[int, str], int] = {}
-        """(peer, split) → who said so; nobody for what was measured here or is known from before a restart."""
+        """(peer, split) → its teller; absent for evaluations measured here or known from before a restart."""
         self._notes: dict[tuple[int, str], bytes] = {}
         """(peer, split) → the note that said so, or says so, signed where the run has certificates."""
         self._statements: Statements = statements or Unsigned()
@@ -123,25 +123,25 @@ class Evaluations:
         return is_evaluated(self._options, done, self._rounds)
 
     def is_shared(self, done: int) -> bool:
-        """Return whether all peers are to know what is measured after `done` rounds."""
+        """Return whether all peers are to know an evaluation after `done` rounds."""
         return is_shared(self._options, done, self._rounds)
 
     def restore(self, records: Iterable[EvaluationRecord]) -> None:
-        """Know again what was known before a restart: others may have left by the time that anybody asks them."""
+        """Restore the evaluations known before a restart: others may have left by the time that anybody asks them."""
         for record in records:
             # The run may have fewer rounds than before, or another list of peers.
             if record.peer in self._peers and record.round <= self._rounds and self._samples.fit(record):
                 self.newest[record.peer, record.split] = record
 
     def share(self, records: Iterable[EvaluationRecord]) -> None:
-        """Tell the neighbours what was measured here, if all peers are to know it."""
+        """Tell the neighbours an evaluation measured here, if all peers are to know it."""
         for record in records:
             known = self.newest.get((record.peer, record.split))
             if self.is_shared(record.round) and (known is None or known.round < record.round):
                 self._learn(record, None, None)
 
     def heard(self, source: int, note: bytes) -> None:
-        """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
+        """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError if it is malformed."""
         record = notes.decode_evaluation(note, self._rounds, self._metrics)
         if record.peer == self._peer or not self._is_news(record, source, note):
             return  # Before the signature is looked at: every neighbour brings the same.
@@ -175,8 +175,8 @@ class Evaluations:
     def _learn(
         self, record: EvaluationRecord, source: int | None, note: bytes | None, *, besides: int | None = None
     ) -> None:
-        """Take note of what `source` says in a `note`; None stands for what was measured here, which nobody has said
-        yet. It is passed on to all but `besides`."""
+        """Take the evaluation in a `note` of `source`; None stands for one measured here, which nobody has told yet. It
+        is passed on to all but `besides`."""
         key = record.peer, record.split
         is_awaited = self._is_awaited(record)
         may_pass_on = source is not None or self._news.spend(key, self._now()) or is_awaited
@@ -235,7 +235,7 @@ class Evaluations:
         return min(known, key=lambda each: criterion.rank(each[0]))[1] if known else None
 
     def told_by(self, record: EvaluationRecord) -> int | None:
-        """Return the neighbour that told of a known evaluation; None for what is known from this peer itself."""
+        """Return the neighbour that told of a known evaluation; None for one known from this peer itself."""
         return self._told_by.get((record.peer, record.split))
 
     def finished(self) -> set[int]:

@@ -1,6 +1,6 @@
 """Notes as bytes and back: see `proto/sottovoce/v1/note.proto`.
 
-Decoding checks what can be checked without knowing the run's data or its peers: the form, and that rounds are rounds of
+Decoding makes the checks that need no knowledge of the run's data or its peers: the form, and that rounds are rounds of
 the run. Everything that is wrong with a note raises RemoteProtocolError. An honest peer makes the same checks before it
 passes a note on, so that the neighbour which sent it is to blame.
 """
@@ -186,7 +186,7 @@ def encode_divergence(peer: int, round_: int, reason: str) -> bytes:
 
 
 def decode_divergence(note: bytes, rounds: int) -> tuple[int, int, str]:
-    """Return (peer, round, printable reason) of what `encode_divergence` made, in a run of so many rounds."""
+    """Return (peer, round, printable reason) of a note of `encode_divergence`, in a run of so many rounds."""
     message = _parse(pb.DivergenceNote, note)
     _check_round(message.round, rounds)
     return _peer(message.peer), message.round, printable(message.reason)
@@ -242,7 +242,7 @@ def encode_shares(peer: int, digest: bytes) -> bytes:
 
 
 def decode_shares(note: bytes) -> tuple[int, bytes]:
-    """Return (peer, digest) of what `encode_shares` made."""
+    """Return (peer, digest) of a note of `encode_shares`."""
     message = _parse(pb.SharesNote, note)
     if len(message.digest) != _SHARES_DIGEST_BYTES:
         raise RemoteProtocolError(f"told a digest of votes of {len(message.digest)} bytes")
@@ -255,7 +255,7 @@ def encode_digests(round_: int, digests: Sequence[int]) -> bytes:
 
 
 def decode_digests(note: bytes, rounds: int, num_layers: int) -> tuple[int, tuple[int, ...]]:
-    """Return (round, digest of each layer) of what `encode_digests` made, in a run of so many rounds."""
+    """Return (round, digest of each layer) of a note of `encode_digests`, in a run of so many rounds."""
     message = _parse(pb.ReplicaNote, note)
     _check_round(message.round, rounds)
     if len(message.digests) != num_layers:
@@ -269,7 +269,7 @@ def encode_data(train: bytes, test: bytes) -> bytes:
 
 
 def decode_data(note: bytes) -> tuple[bytes, bytes]:
-    """Return (training, test) of what `encode_data` made."""
+    """Return (training, test) of a note of `encode_data`."""
     message = _parse(pb.DataNote, note)
     digests = message.train_digest, message.test_digest
     if any(len(digest) != _DIGEST_BYTES for digest in digests):

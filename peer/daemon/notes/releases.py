@@ -57,8 +57,8 @@ class Releases:
         now: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`software`: what this peer runs. `peers`: of whom something may be said. `statements` signs what this peer
-        says, and knows what others have signed. `now()` and `wall_clock()` in seconds, the latter since 1970."""
+        """`software`: this peer's release. `peers`: possible subjects of notes. `statements` signs for this peer, and
+        knows others' signed statements. `now()` and `wall_clock()` in seconds, the latter since 1970."""
         self._peer, self._software = peer, software
         self._neighbors, self._statements = neighbors, statements
         self._now, self._wall_clock = now, wall_clock
@@ -77,11 +77,11 @@ class Releases:
 
     @property
     def needed(self) -> int:
-        """The lowest version of the protocol that serves the run, by what this peer's state holds."""
+        """The lowest version of the protocol that serves the run, by this peer's state."""
         return self._needed()
 
     def all_speak(self, protocol: int) -> bool:
-        """Whether what came with a version of the protocol may be used now: the only place that says so."""
+        """Whether the features of a protocol version may be used now: the only place that says so."""
         return self.needed >= protocol or all(
             self._protocol(peer) >= protocol for peer in self._members() if peer != self._peer
         )
@@ -102,7 +102,8 @@ class Releases:
         return {self._peer: self._software, **others}
 
     def speaks(self, peer: int, protocol: int) -> None:
-        """Take note that a peer to which there may be no link speaks a version of the protocol, by what it sent."""
+        """Take note that a peer to which there may be no link speaks a version of the protocol, as its message
+        shows."""
         known = self._known.get(peer)
         self._known[peer] = _Known(protocol, "" if known is None else known.software, self._now())
 
@@ -122,7 +123,7 @@ class Releases:
         return [self._notes[subject] for subject in sorted(fresh)]
 
     def heard(self, source: int, note: bytes) -> None:
-        """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
+        """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError if it is malformed."""
         told = notes.decode_release(note)
         if told.peer == self._peer or not self._is_newer(told, note):
             return  # Before the signature is looked at: every neighbour brings the same.
@@ -133,7 +134,7 @@ class Releases:
             self._neighbors.broadcast(notes.RELEASE, note, source)
 
     async def tell_now_and_then(self) -> None:
-        """Say again what this peer runs, until it is cancelled."""
+        """Repeat this peer's release, until cancelled."""
         while True:
             await asyncio.sleep(_TELL_EVERY_S)
             if self.needed < NEWEST:

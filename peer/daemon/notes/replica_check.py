@@ -1,4 +1,5 @@
-"""Whether the replicas that peers keep of each other still agree: digests go round, and what differs is asked for."""
+"""Whether the replicas that peers keep of each other still agree: digests go round, and differing layers are asked
+for."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class ReplicaCheck:
         self._participant, self._agreement = participant, participant.agreement
 
     async def after_round(self, round_: int) -> None:
-        """Tell those that keep replicas of this peer what they should be, and ask for what differs in those kept
+        """Tell the keepers of this peer's replicas their proper digests, and ask for differing layers of those kept
         here."""
         own = self._agreement.own_digests()
         if own is not None and own[0] == round_:

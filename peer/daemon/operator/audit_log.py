@@ -2,7 +2,7 @@
 
 Off by default (`state.ledger`), since it writes every model and every frame. For each round there is one file
 `round-<t>.npz` with `x` and `u` after the round, the frames sent in it, and whose messages of which rounds were applied
-in it. Mass in flight is what others sent and the log of the receiver does not list as applied yet.
+in it. Mass in flight was sent by others and is not yet listed as applied in the receiver's log.
 
 Asynchronous peers have no rounds. They keep an `EventLog`; replaying the merged logs of all of them is the proof.
 """
@@ -40,7 +40,7 @@ class AuditLog:
             self._entries.append((what, round_, other, frame))
 
     def close_round(self, round_: int, algorithm: Algorithm) -> None:
-        """Write what happened up to the end of a round."""
+        """Write the events up to the end of a round."""
         with self._lock:
             entries, self._entries = self._entries, []
         name = f"round-{round_:06d}.npz"
@@ -87,7 +87,7 @@ class EventLog:
             return [self._events.tell(), self._gradients.tell()]
 
     def go_back(self, position: Sequence[int]) -> None:
-        """Forget what was written after `position` was taken."""
+        """Forget events written after `position` was taken."""
         with writing(self._name):
             for file, length in zip((self._events, self._gradients), position, strict=True):
                 file.flush()
@@ -102,7 +102,7 @@ class EventLog:
 
 
 def read_event_log(directory: Path, num_parameters: int) -> tuple[list[Event], FloatArray]:
-    """Return what an `EventLog` wrote: the events, and the gradients float32[steps, n]."""
+    """Return the contents of an `EventLog`: the events, and the gradients float32[steps, n]."""
     lines = (directory / "events.jsonl").read_text().splitlines()
     gradients = np.fromfile(directory / "gradients.bin", dtype=np.float32)
     return [tuple(json.loads(line)) for line in lines], gradients.reshape(-1, num_parameters)

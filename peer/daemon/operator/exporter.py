@@ -79,8 +79,8 @@ class Exporter:
     def __init__(self, listen: str, status: Callable[[], Mapping[str, Any]], labels: Mapping[str, str]) -> None:
         """Listen on "address:port", port 0 being any that is free. Call it in a running event loop.
 
-        `status` is called in that loop; `labels` tell what runs here (algorithm, version, …). Raises ConfigError if the
-        address cannot be used or prometheus-client is missing.
+        `status` is called in that loop; `labels` describe the run here (algorithm, version, …). Raises ConfigError if
+        the address cannot be used or prometheus-client is missing.
         """
         try:
             import prometheus_client

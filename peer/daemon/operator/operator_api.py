@@ -29,7 +29,7 @@ from peer.state.metrics import PAGED, EvaluationRecord, LinkRecord
 
 
 class OperatorApi:
-    """Answers an operator. Every method raises SottoError, with a sentence, where it cannot do what was asked."""
+    """Answers an operator. Every method raises SottoError, with a sentence, where it cannot do as asked."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class OperatorApi:
         self._admissions, self._releases = admissions, releases
 
     async def control(self, verb: str, arguments: Mapping[str, object], caller: str = "") -> dict[str, object]:
-        """Do what `verb` names for a caller of that name, and return the answer."""
+        """Carry out `verb` for a caller of that name, and return the answer."""
         try:
             answer = await self._answer(verb, arguments)
         except SottoError as error:
@@ -177,7 +177,7 @@ class OperatorApi:
         }
 
     def _offenders(self, links: Mapping[int, LinkRecord]) -> list[dict[str, object]]:
-        """Return the neighbours that an operator should look at, and what can be done about them."""
+        """Return the neighbours that an operator should look at, with advice."""
         named = ((self._local.roster.name(peer), link) for peer, link in links.items() if link.offences >= NOTABLE)
         return [
             {"name": name, "offences": link.offences, "last": link.last_offence, "advice": advice(name)}
@@ -189,7 +189,7 @@ class OperatorApi:
         return record.figure(ACCURACY) if ACCURACY in self._evaluations.criteria else None
 
     def _claimed(self, record: EvaluationRecord) -> dict[str, object]:
-        """Return an evaluation, and who told of it: null for what was measured here, or known before a restart."""
+        """Return an evaluation and its teller: null for one measured here, or known before a restart."""
         name, told_by = self._local.roster.name, self._evaluations.told_by(record)
         teller = None if told_by is None else name(told_by)
         return {
@@ -273,7 +273,7 @@ class OperatorApi:
         return {"columns": columns, "rows": rows, "last": last}
 
     async def _remove(self, name: str, order: object) -> dict[str, object]:
-        """Announce that a peer is lost. `order`: what the operator has signed, in hexadecimal digits."""
+        """Announce that a peer is lost. `order`: the operator's signed order, in hexadecimal digits."""
         lost = self._local.roster.index_of(name)
         if lost is None:
             raise SottoError(f"there is no peer {name[:80]!r} in this run")

@@ -123,7 +123,7 @@ class CertificateAuthority:
         days: int = PEER_DAYS,
         now: datetime.datetime | None = None,
     ) -> tuple[Identity, bytes]:
-        """Return whom a request is granted to, and the certificate (PEM).
+        """Return the identity granted to a request, and the certificate (PEM).
 
         It is made out to the name of the request and the host of `address` ("host:port"), and to nothing else that the
         request names. `place` stands in the certificate of a newcomer, so that the others need to believe nobody else
@@ -134,7 +134,7 @@ class CertificateAuthority:
         return read_identity(certificate), certificate.public_bytes(serialization.Encoding.PEM)
 
     def revoke(self, older: bytes, serials: Iterable[int], *, now: datetime.datetime | None = None) -> bytes:
-        """Return a list (PEM) that revokes `serials` beside what the `older` list holds (empty where there is none).
+        """Return a list (PEM) that revokes `serials` beside those of the `older` list (empty where there is none).
 
         Raises SecurityError if the older list is another authority's.
         """

@@ -36,7 +36,7 @@ def prove(
 ) -> tuple[bytes, bytes]:
     """Return our certificate (DER) and the signature with which its key answers the challenge of `verifier`.
 
-    `answer` is what a call is answered with; None in a hello.
+    `answer` is the answer to a call; None in a hello.
     """
     statement = _statement(challenge, credentials.identity.name, verifier, answer)
     signature = parse_key(credentials.key, "our key").sign(statement, ec.ECDSA(hashes.SHA256()))
@@ -55,8 +55,8 @@ def check_proof(
 ) -> Identity:
     """Return whose certificate (DER) answered our challenge. Raises SecurityError unless it is `prover`'s and valid.
 
-    The signature is bound to both names, to a challenge drawn for each stream or call, and to what a call is answered
-    with: it is of no use elsewhere.
+    The signature is bound to both names, to a challenge drawn for each stream or call, and to the answer to a call: it
+    is of no use elsewhere.
     """
     shown = parse_shown(certificate, prover)
     if not was_signed_by(shown, parse_certificate(credentials.ca, "our CA")):

@@ -86,7 +86,7 @@ def read_request(pem: bytes) -> Request:
 
 
 def address_names(address: str | None) -> list[str]:
-    """Return what stands in a certificate beside the name of a device that is dialled at `address`, if it is.
+    """Return the entries in a certificate beside the name of a device that is dialled at `address`, if it is.
 
     Raises SecurityError for an address that nobody can have.
     """

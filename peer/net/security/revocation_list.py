@@ -139,7 +139,7 @@ def sign_list(
     *,
     now: datetime.datetime,
 ) -> bytes:
-    """Return a list (PEM) that revokes `serials` beside what the `older` one (PEM, may be empty) holds.
+    """Return a list (PEM) that revokes `serials` beside those of the `older` one (PEM, may be empty).
 
     Raises SecurityError if the older one is not this authority's, or the new one would be too long to travel.
     """

@@ -1,8 +1,8 @@
 """Statements that are passed on, signed with the key of who says them.
 
-A signature is bound to the run, to what the statement is about, to the name in the certificate and to a counter, so
-that it proves nothing else. Dates and revocation are not checked: what a peer said while it was trusted stays said, and
-all peers have to agree on what was.
+A signature is bound to the run, to the statement's subject, to the name in the certificate and to a counter, so that it
+proves nothing else. Dates and revocation are not checked: what a peer said while it was trusted stays said, and all
+peers have to agree on what was.
 """
 
 from __future__ import annotations
