@@ -30,8 +30,8 @@ class Draws(Protocol):
 
 
 class Compressor(Protocol):
-    """Compresses one layer. A value: it holds settings only, so that whatever changes from round to round is an
-    argument (θ) or a draw."""
+    """Compresses one layer. A value: it holds settings only; anything that changes from round to round is an argument
+    (θ) or a draw."""
 
     @property
     def kind(self) -> str:
@@ -64,7 +64,7 @@ class AllAtOnce(Protocol):
 
 @cache
 def _is_all_at_once(kind: type) -> bool:
-    """Remembered, as looking for the methods of a protocol takes longer than compressing a small model."""
+    """Return whether a class is an `AllAtOnce`. Cached, since the check takes longer than compressing a small model."""
     return issubclass(kind, AllAtOnce)
 
 
@@ -73,8 +73,8 @@ def compress_layers(
 ) -> Payload:
     """Return the payload of every layer of the flat vector `v`.
 
-    Layers of fewer than `whole_below` numbers are sent whole, in the float type of `v`: norm parameters and biases
-    cost little and suffer most. What they cost is counted like everything else.
+    Layers of fewer than `whole_below` numbers are sent whole, in the float type of `v`: norm parameters and biases cost
+    little and suffer most. Their cost is counted like any other.
     """
     if whole_below == 0 and _is_all_at_once(type(compressor)):
         payload = cast(AllAtOnce, compressor).compress_all(v, layout, draws)

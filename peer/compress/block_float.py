@@ -2,7 +2,7 @@
 
 value = code · 2^exponent, the exponent being the smallest with which the largest magnitude of the span fits. Rounding
 is to nearest, so no number is off by more than half of 2^exponent. Sums in float64 are exact unless the exponents of
-several peers are far apart. There are no draws: whoever encodes keeps what rounding left.
+several peers are far apart. There are no draws: the encoding peer keeps the rounding error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOWEST = -(1 << (_EXPONENT_BITS - 1))
 def encode(values: FloatArray, sizes: Sizes, bits: int, layer: int = 0) -> BlockFloat:
     """Return `values: float[n]`, spans of `sizes: int64[spans]` with no empty one, in codes of `bits` bits, 2 to 16.
 
-    Raises NotFiniteError, naming the layer, for what is not finite or beyond the exponents.
+    Raises NotFiniteError, naming the layer, for values that are not finite or beyond the exponents.
     """
     largest = np.maximum.reduceat(np.abs(values), _starts(sizes)).astype(np.float64)
     if not np.isfinite(max_magnitude(values)):

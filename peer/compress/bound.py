@@ -1,4 +1,4 @@
-"""What a compressor promises about its error: the figures that the papers' theorems ask for."""
+"""Bounds of a compressor's error, as the papers' theorems need them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class ErrorBound:
     """Bounds on C(v) − v for one layer; None where there is none of that kind."""
 
     contraction: float | None = None
-    """δ in E‖C(v) − v‖² ≤ (1 − δ) ‖v‖² for every v; what CHOCO and error feedback need (δ > 0)."""
+    """δ in E‖C(v) − v‖² ≤ (1 − δ) ‖v‖² for every v; CHOCO and error feedback need δ > 0."""
     variance: float | None = None
-    """ω in E‖C(v) − v‖² ≤ ω ‖v‖² for an unbiased C; what DCD and ECD need."""
+    """ω in E‖C(v) − v‖² ≤ ω ‖v‖² for an unbiased C; DCD and ECD need it."""
     absolute: float | None = None
     """The largest error of any one coordinate, whatever v is."""
 
 
 class BoundedCompressor(Compressor, Protocol):
-    """A compressor that can say what it costs and promises; `compress.build` returns one."""
+    """A compressor that knows its cost and its error bound; `compress.build` returns one."""
 
     def bits_per_value(self, size: int, float_bits: int = 32) -> float:
         """Return the nominal bits that one of `size` coordinates costs, before entropy coding and headers.

@@ -1,8 +1,8 @@
 """The layers of a message field by field, as kernels take and return them in one call; item by item it is a payload.
 
 Most messages hold one kind of payload with one set of parameters in every layer, and perhaps small layers whole. Their
-codes, reals and indices then lie one after another in three arrays. Everything that handles a payload layer by layer
-can handle `Columns`; what is in a hurry looks for them first.
+codes, reals and indices then lie one after another in three arrays. Code that handles a payload layer by layer can
+handle `Columns`; fast paths look for them first.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ IntegerArray: TypeAlias = npt.NDArray[np.int64]
 CodeArray: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 DENSE, LEVELS, RESIDUES = 0, 1, 2
-"""What a layer holds: the lowest two bits of its form."""
+"""Content of a layer: the lowest two bits of its form."""
 SPARSE = 4
-"""The bit of a form that says that the layer is sparse."""
+"""Bit of a form that marks a sparse layer."""
 
 NO_INDICES: IntegerArray = np.zeros(0, np.int64)
 NO_REALS: FloatArray = np.zeros(0, np.float32)
@@ -34,30 +34,30 @@ NO_CODES: CodeArray = np.zeros(0, np.uint8)
 
 @dataclass(eq=False, kw_only=True)
 class Columns(Sequence[LayerPayload]):
-    """A payload by columns. Levels and residues do not occur together. Nobody changes one, but to make a frozen
-    dataclass of so many fields takes a fifth of the time that it takes to decode a small message."""
+    """A payload by columns. Levels and residues do not occur together. Not frozen, though nobody changes one: to make a
+    frozen dataclass of so many fields takes a fifth of the time of decoding a small message."""
 
     sizes: IntegerArray
     """int64[layers]"""
     forms: npt.NDArray[np.uint8]
     """uint8[layers]: `DENSE`, `LEVELS` or `RESIDUES`, the first two perhaps with `SPARSE`."""
     counts: IntegerArray
-    """How many reals or codes each layer has: the k of sparse layers, the size of all others. int64[layers]"""
+    """Number of reals or codes of each layer: k of sparse layers, the size of all others. int64[layers]"""
     scalars: npt.NDArray[np.float64]
     """The scale or θ of each layer; 0 for reals. float64[layers]"""
     indices: IntegerArray = field(default_factory=lambda: NO_INDICES)
-    """Those of all sparse layers, each counted from the beginning of its layer."""
+    """Indices of all sparse layers, each counted from the beginning of its layer."""
     reals: FloatArray = field(default_factory=lambda: NO_REALS)
     value_type: ValueType = ValueType.FLOAT32
-    """Of the reals."""
+    """Type of the reals."""
     codes: CodeArray = field(default_factory=lambda: NO_CODES)
-    """Of all levels, or all residues."""
+    """Codes of all levels, or all residues."""
     levels: tuple[int, int, int, int] | None = None
     """divisor, base, step and bits of all levels."""
     residues: tuple[int, Rounding] | None = None
     """bits and rounding of all residues."""
     checks: npt.NDArray[np.uint64] | None = None
-    """Of all residues, and anything for other layers: uint64[layers]."""
+    """Checks of all residues, and anything for other layers: uint64[layers]."""
 
     @property
     def bits(self) -> int:
@@ -68,12 +68,12 @@ class Columns(Sequence[LayerPayload]):
 
     @cached_property
     def is_sparse(self) -> npt.NDArray[np.bool_]:
-        """Which layers are sparse: bool[layers]."""
+        """Mask of the sparse layers: bool[layers]."""
         return self.forms >= SPARSE
 
     @cached_property
     def has_reals(self) -> npt.NDArray[np.bool_]:
-        """Which layers hold reals: bool[layers]."""
+        """Mask of the layers with reals: bool[layers]."""
         reals: npt.NDArray[np.bool_] = (self.forms & 3) == DENSE
         return reals
 
@@ -93,16 +93,16 @@ class Columns(Sequence[LayerPayload]):
 
     @cached_property
     def is_modulo(self) -> bool:
-        """Whether all layers are what a modulo code can be sent as: residues or reals, and nothing sparse."""
+        """Whether all layers have forms in which a modulo code can be sent: residues or reals, none sparse."""
         return not bool((self.is_sparse | ~(self.has_reals | (self.residues is not None))).any())
 
     def fits(self, sizes: IntegerArray) -> bool:
         """Return whether the layers have these sizes."""
-        # Those that were decoded or compressed for a layout hold the array of the layout itself.
+        # Columns decoded or compressed for a layout hold the array of the layout itself.
         return self.sizes is sizes or np.array_equal(self.sizes, sizes)
 
     def reaching(self, magnitude: float) -> Columns:
-        """Take note of the largest magnitude of the reals, which somebody has found; return this."""
+        """Record the largest magnitude of the reals, found elsewhere; return this object."""
         self.__dict__["magnitude"] = magnitude
         return self
 

@@ -50,8 +50,8 @@ def decompress_layers(payload: Payload, layout: Layout, dtype: npt.DTypeLike) ->
 def add_decompressed_(out: FloatArray, payload: Payload, layout: Layout, scale: float = 1.0) -> None:
     """Add `scale` times the decompressed payload to the flat vector `out`, in place.
 
-    A sparse layer touches only its k coordinates. That is bit for bit what adding all of its values would give, but for
-    a −0.0 in `out`, which stays −0.0 where nothing was sent.
+    A sparse layer touches only its k coordinates. The result is bit for bit that of adding all of its values, but for a
+    −0.0 in `out`, which stays −0.0 where nothing was sent.
     """
     if isinstance(payload, Columns) and _add_columns_(out, payload, layout, scale):
         return
@@ -69,7 +69,7 @@ def add_decompressed_(out: FloatArray, payload: Payload, layout: Layout, scale: 
 def add_all_decompressed_(out: FloatArray, terms: Sequence[tuple[Payload, float]], layout: Layout) -> None:
     """Add each payload times its scale to `out`, in order: to the bit what `add_decompressed_` does one by one.
 
-    Where all numbers of large layers came, part after part gets all of its terms while it is in the cache.
+    If whole large layers were sent, part after part gets all of its terms while it is in the cache.
     """
     payloads = [payload for payload, _ in terms]
     if not all(type(each) is tuple and all(isinstance(layer, Dense) for layer in each) for each in payloads):

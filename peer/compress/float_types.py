@@ -1,4 +1,4 @@
-"""Real numbers in fewer bits: rounding to the float types that travel."""
+"""Real numbers in fewer bits: rounding to the float types of messages."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def type_named(name: str) -> ValueType:
 def rounded(v: FloatArray, value_type: ValueType) -> Dense:
     """Return `v` rounded to nearest even in `value_type`; the payload does not share memory with `v`.
 
-    What lies beyond the largest number of a 16-bit type becomes that number: infinity would end the receiver's run,
-    and where there is error feedback it sends the rest later.
+    A value beyond the largest number of a 16-bit type becomes that number: infinity would end the receiver's run, and
+    error feedback, if any, sends the rest later.
     """
     if value_type is ValueType.FLOAT64:
         return Dense(v.astype(np.float64), value_type)

@@ -22,8 +22,8 @@ class Grid:
     """Sends multiples of Δ. Stochastic: up if the uniform is **at most** the fraction of v/Δ. Nearest: ⌊v/Δ + ½⌋.
 
     Give `step` for an endless grid. Give `bits` and `range` for the 2^bits multiples of Δ = range/2^(bits−1) from
-    −range to range − Δ, to which everything beyond is clipped: a fixed-point number of that many bits with zero among
-    its values, as the study's quantized model needs.
+    −range to range − Δ, to which values beyond are clipped: a fixed-point number of that many bits with zero among its
+    values, as the study's quantized model needs.
     """
 
     kind: ClassVar[str] = "grid"
@@ -64,7 +64,7 @@ class Grid:
         return float(self.range) / (1 << (self.bits - 1))
 
     def compress(self, v: FloatArray, layer: int, draws: Draws) -> Levels | Dense:
-        """Return the multiples as levels; where more than 2^16 of them are needed, as plain values.
+        """Return the multiples as levels; if more than 2^16 of them are needed, as plain values.
 
         A value too large for its type to hold the fraction of v/Δ is its own nearest multiple.
         """

@@ -1,4 +1,4 @@
-"""How the values of the coordinates that a sparse compressor keeps are written."""
+"""Form of the values that a sparse compressor keeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class KeptValues:
     """The common settings of `top_k` and `random_k`."""
 
     fraction: float
-    """Which part of the layer is kept: k = max(1, round(fraction · size))."""
+    """Part of the layer that is kept: k = max(1, round(fraction · size))."""
     value_bits: int | None = None
     """None: float values. 1 to 16: levels of that many bits, the sign included."""
     value_type: ValueType | None = None
@@ -57,11 +57,11 @@ class KeptValues:
         return (k * self.bits_of_values(float_bits) + choices) / size
 
     def kept_energy(self, k: int) -> float:
-        """Return which share of Σ v² of the k kept values survives rounding to nearest, at the least."""
+        """Return the least share of Σ v² of the k kept values that survives rounding to nearest."""
         if self.value_bits is None:
             return 1.0 if self.value_type is None else 1.0 - RELATIVE_ERROR[self.value_type] ** 2
         if self.value_bits == 1:
-            # What is left is ‖v‖₁²/k.
+            # The energy left is ‖v‖₁²/k.
             return 1.0 / k
         # A squared error is at most min(v², c max²), c = (half a step)²: worst where all but the largest are just
         # below half a step, or equal to it.

@@ -1,4 +1,4 @@
-"""How a model's tensors lie in one flat vector: the layers that compressors act on."""
+"""Layout of a model's tensors in one flat vector: the layers on which compressors act."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Layout:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Of the tensors, in row-major order; empty where nobody needs to know."""
+    """Shapes of the tensors, in row-major order; empty if they are not needed."""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.sizes) or not self.sizes:

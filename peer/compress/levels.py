@@ -1,4 +1,4 @@
-"""Equally spaced levels: choosing codes on the sender's side, computing values on everyone's."""
+"""Equally spaced levels: choice of codes by the sender, computation of values by everyone."""
 
 from __future__ import annotations
 
@@ -167,10 +167,10 @@ def nearest_levels(v: FloatArray, bits: int, layer: int) -> Levels:
     One bit: ± mean |v|. More: the 2·L + 1 multiples of scale/L from −scale to scale, L = 2^(bits−1) − 1, zero among
     them. With zero among the levels no coordinate ends further from its value than zero is, so the error never exceeds
     the vector whatever its distribution, and error feedback stays stable; a grid without zero would use the one code
-    that this leaves idle, but turn values far below the scale into ± half a step, larger than they were. Clipping
-    has the same property, so of the scales max |v| · 2^(−i/4), i = 0 … 11, the one with the smallest squared error is
+    that this leaves idle, but turn values far below the scale into ± half a step, larger than they were. Clipping has
+    the same property, so of the scales max |v| · 2^(−i/4), i = 0 … 11, the one with the smallest squared error is
     taken, the largest of equal ones: under heavy tails, as gradients have them, max |v| would spend nearly all levels
-    on a few values. Deterministic, because error feedback sends what rounding left.
+    on a few values. Deterministic, because error feedback sends the rounding error.
     """
     if bits == 1:
         mean = checked_scale(sum_of_magnitudes(v) / v.size, 1, v.dtype, layer)
@@ -200,8 +200,8 @@ def nearest_levels_of_each(
     v: FloatArray, counts: npt.NDArray[np.int64], bits: int
 ) -> tuple[tuple[int, int, int, int], npt.NDArray[np.float64], CodeArray] | None:
     """Return the parameters, the scale of each layer and the codes of `nearest_levels` for layers that follow one
-    another in `v`, with `counts` numbers each. None where the kernels were not built or do not take `v`, or where a
-    layer is to blame for something."""
+    another in `v`, with `counts` numbers each. None if the kernels were not built or do not take `v`, or if a layer is
+    faulty."""
     if lib is None or v.dtype != np.float32 or not v.flags.c_contiguous:
         return None
     scales, steps = np.empty(counts.size), 2 ** (bits - 1) - 1
@@ -237,10 +237,10 @@ def _nearest_codes(v: FloatArray, scale: float, steps: int, codes: CodeArray) ->
 
 
 def grid_multiples(v: FloatArray, step: float, uniforms: FloatArray | Stream | None) -> tuple[FloatArray, float, float]:
-    """Return the multiples of `step` that `v` is rounded to, float[n], and the lowest and highest of them.
+    """Return `v` rounded to multiples of `step`, as multiples, float[n], and the lowest and highest of them.
 
-    With uniforms ⌊v/step⌋, plus one if the uniform is at most the fraction; without, ⌊v/step + ½⌋. Where v/step is
-    beyond the range of the type, the multiple is infinite.
+    With uniforms ⌊v/step⌋, plus one if the uniform is at most the fraction; without, ⌊v/step + ½⌋. If v/step is beyond
+    the range of the type, the multiple is infinite.
     """
     if lib is not None and v.dtype == np.float32 and v.flags.c_contiguous:
         multiples: FloatArray = np.empty_like(v)

@@ -1,4 +1,4 @@
-"""The largest magnitude of a vector: whether it is finite, and how far it reaches."""
+"""The largest magnitude of a vector, which also shows whether the vector is finite."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 
 
 def copied(source: Floats | memoryview, dtype: npt.DTypeLike) -> tuple[Floats, float]:
-    """Return the numbers of `dtype`, float32 or float64, that contiguous memory holds, in an array of their own, and
-    their `max_magnitude`, in one pass. The memory need not be aligned."""
+    """Return a copy of the numbers of `dtype`, float32 or float64, in contiguous memory, and their `max_magnitude`, in
+    one pass. The memory need not be aligned."""
     values: Floats = np.empty(source.nbytes // np.dtype(dtype).itemsize, dtype)
     if lib is None:
         values[:] = np.frombuffer(source, dtype)

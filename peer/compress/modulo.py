@@ -1,6 +1,6 @@
 """Moniqua's modulo code (Lu and De Sa, "Moniqua: Modulo quantized communication in decentralized SGD", ICML 2020).
 
-A peer sends only the low bits of the integers K that its weights fall on; a receiver whose own weights are within θ
+A peer sends only the low bits of the integers K to which its weights round; a receiver whose own weights are within θ
 knows the rest. With L = 2^bits levels, B = 2θ/(1 − 2δ) and ω uniform in [0, 1):
 
     rounding     K               value of K             δ
@@ -8,11 +8,11 @@ knows the rest. With L = 2^bits levels, B = 2θ/(1 − 2δ) and ω uniform in [0
     stochastic   ⌊L x/B + ω⌋     K · B/L                1/L
     dither       ⌊L x/B + ω⌋     (K + ½ − ω) · B/L      1/(2L)
 
-Everything is computed in the vector's own float type, in this order: x/B, times L (exact), plus ω, floor; K as a
-float, plus ½ or plus (½ − ω), times (B/L); B itself in float64 from θ (which is rounded to the vector's type first),
-then rounded. An integer becomes a number in this one way, for the sender's own term, for receivers and after a repair:
-whoever holds the same K and ω holds the same bits. Recovery therefore means recovering K: of the integers with the
-received residue, the one whose value lies in [y − B/2, y + B/2), which is the paper's `((qB − y) mod B) + y`.
+Everything is computed in the vector's own float type, in this order: x/B, times L (exact), plus ω, floor; K as a float,
+plus ½ or plus (½ − ω), times (B/L); B itself in float64 from θ (which is rounded to the vector's type first), then
+rounded. An integer becomes a number in this one way, for the sender's own term, for receivers and after a repair: peers
+with the same K and ω have the same bits. Recovery therefore means recovering K: of the integers with the received
+residue, the one whose value lies in [y − B/2, y + B/2), which is the paper's `((qB − y) mod B) + y`.
 
 The hash that tells a receiver whether it recovered the right K is XXH3-64 with seed 0 over the integers of the layer
 as int64, little-endian.
@@ -46,7 +46,7 @@ from peer.native import CData, ffi, lib, pointer
 from peer.random import PeerDraws, Stream
 
 Omega = FloatArray | Stream | None
-"""ω: uniforms of the layer, or the stream that they are drawn from, or None for `nearest`."""
+"""ω: uniforms of the layer, or the stream from which they are drawn, or None for `nearest`."""
 
 IntegerArray = npt.NDArray[np.int64]
 
@@ -96,7 +96,7 @@ def _held_modulus(theta: float, bits: int, rounding: Rounding, dtype: np.dtype[A
 def theta_floor(largest: float, bits: int, rounding: Rounding, dtype: npt.DTypeLike) -> float:
     """Return the smallest θ to use for a layer whose largest magnitude is `largest`: it leaves one bit of K to spare.
 
-    Whoever lets θ shrink with the consensus distance takes the larger of both: a larger θ is always correct.
+    Rules that let θ shrink with the consensus distance take the larger of both: a larger θ is always correct.
     """
     kind = np.finfo(np.dtype(dtype))
     needed = 2.0 * (1 << bits) * largest / largest_integer(dtype)
@@ -166,7 +166,7 @@ class ModuloCode:
         return result
 
     def own_value(self, x: FloatArray, theta: float, omega: Omega = None, out: FloatArray | None = None) -> FloatArray:
-        """Return x̂ of the sender itself: what every receiver that recovers K holds, to the bit."""
+        """Return x̂ of the sender itself, to the bit that of every receiver that recovers K."""
         result = np.empty_like(x) if out is None else out
         _require_like(result, x)
         self._encode(x, self._modulus(theta, x.dtype, ValueError), omega, 0, values=result)
@@ -190,7 +190,7 @@ class ModuloCode:
         return omega
 
     def _offset(self, omega: FloatArray | None, dtype: np.dtype[Any]) -> Any:
-        """Return what is added to K before it is scaled; None for nothing."""
+        """Return the offset added to K before it is scaled; None for nothing."""
         if self.rounding is Rounding.STOCHASTIC:
             return None
         return dtype.type(0.5) if omega is None else dtype.type(0.5) - omega
@@ -206,7 +206,7 @@ class ModuloCode:
         residues: CodeArray | None = None,
         values: FloatArray | None = None,
     ) -> None:
-        """Write K, its residues or its values, whichever is asked for. `start` is the first coordinate's number."""
+        """Write K, its residues or its values, as requested. `start` is the first coordinate's number."""
         if self._encode_native(x, b, self._needed(omega), start, integers, residues, values):
             return
         if not math.isfinite(max_magnitude(x)):
@@ -227,7 +227,7 @@ class ModuloCode:
         residues: CodeArray | None,
         values: FloatArray | None,
     ) -> bool:
-        """Do what `_encode_numpy` does, natively where that is built."""
+        """Do as `_encode_numpy` does, natively if that is built."""
         arrays = [array for array in (x, integers, residues, values) if array is not None]
         if lib is None or not all(array.flags.c_contiguous for array in arrays):
             return self._encode_numpy(x, b, _drawn(omega, x.size, x.dtype, start), integers, residues, values)
@@ -289,8 +289,8 @@ def recover_checked(
 ) -> tuple[FloatArray, bool]:
     """Return the sender's x̂ and whether the recovered K has the hash that the payload carries.
 
-    False means that θ was too small for this layer, and that x̂ must not be used but repaired. Raises ThetaTooSmall
-    where no bits beyond the low ones help.
+    False means that θ was too small for this layer, and that x̂ must be repaired before use. Raises ThetaTooSmall if no
+    bits beyond the low ones help.
     """
     if payload.check is None:
         raise RemoteProtocolError("a modulo code came without the hash that verified mode needs")
@@ -314,8 +314,8 @@ def recover_all(
     payload: Payload, y: FloatArray, layout: Layout, draws: Draws, out: FloatArray, *, verified: bool
 ) -> bool:
     """Write the sender's x̂ of all layers to `out`, as `recover` does for each or, verified, `recover_checked`, and
-    return True; or False where a layer was not recovered, and has to be looked at by itself, or where the kernels do
-    not take the payload."""
+    return True; or False if a layer was not recovered, and has to be handled by itself, or if the kernels do not take
+    the payload."""
     if not isinstance(payload, Columns) or payload.residues is None or bool(payload.has_reals.any()):
         return False
     _require_like(out, y)
@@ -340,8 +340,8 @@ def recover_all(
 def _for_all(
     code: ModuloCode, v: FloatArray, thetas: npt.NDArray[np.float64], draws: Draws
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], tuple[int, int, int]] | None:
-    """Return θ and B of each layer as float32 holds them, and the words of the stream of ω but for the layer's; None
-    where the kernels do not take `v`, or a θ is no usable number."""
+    """Return θ and B of each layer as float32 holds them, and the words of the stream of ω but for the layer's; None if
+    the kernels do not take `v`, or a θ is no usable number."""
     if not isinstance(draws, PeerDraws) or v.dtype != np.float32 or not v.flags.c_contiguous:
         return None
     with np.errstate(over="ignore"):
@@ -415,7 +415,7 @@ def apply_repair(
 def values_of(
     first: Residues, integers: IntegerArray, omega: Omega, dtype: npt.DTypeLike, out: FloatArray | None = None
 ) -> FloatArray:
-    """Return x̂ of repaired integers, with the settings of the payload they belong to."""
+    """Return x̂ of repaired integers, with the settings of their payload."""
     return _code_of((first.bits, first.rounding)).values(integers, first.theta, omega, dtype, out)
 
 
@@ -469,7 +469,7 @@ class Modulo:
     def compress_all(
         self, v: FloatArray, layout: Layout, draws: Draws, thetas: npt.NDArray[np.float64] | None = None
     ) -> Columns | None:
-        """Return what `compress` returns for every layer, at once where that is faster, or None. `thetas:
+        """Return the results of `compress` for all layers, at once if that is faster, or None. `thetas:
         float64[layers]`; None takes the setting."""
         if thetas is None and self.theta is not None:
             thetas = np.full(layout.num_layers, self.theta)
@@ -531,7 +531,7 @@ def _recover(
     integers: IntegerArray | None,
     values: FloatArray | None,
 ) -> None:
-    """Write the recovered K and its values, whichever is asked for."""
+    """Write the recovered K and its values, as requested."""
     code = _code_of((payload.bits, payload.rounding))
     _require_like(values, y)
     if payload.residues.shape != y.shape or payload.residues.dtype != code_type(payload.bits):
@@ -553,7 +553,7 @@ def _recover_native(
     integers: IntegerArray | None,
     values: FloatArray | None,
 ) -> bool:
-    """Do what `_recover_numpy` does, natively where that is built."""
+    """Do as `_recover_numpy` does, natively if that is built."""
     arrays = [array for array in (residues, y, integers, values) if array is not None]
     if lib is None or not all(array.flags.c_contiguous for array in arrays):
         return _recover_numpy(code, b, residues, y, _drawn(omega, y.size, y.dtype, start), integers, values)
@@ -606,7 +606,7 @@ def _recover_numpy(
 
 
 def _require_like(out: FloatArray | None, x: FloatArray) -> None:
-    """Raise ValueError unless `out` has room for exactly what belongs to `x`; the kernels write without looking."""
+    """Raise ValueError unless `out` has the size and type of `x`; the kernels write without a check."""
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
         raise ValueError(f"out has to be {x.dtype}{list(x.shape)}, not {out.dtype}{list(out.shape)}")
 

@@ -1,4 +1,4 @@
-"""No compression: every number travels, in full or in a shorter float type."""
+"""No compression: every number is sent, in full or in a shorter float type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from peer.compress.norms import not_finite
 from peer.compress.payload import Dense, FloatArray, ValueType
 
 _LARGE = 1 << 16
-"""Numbers of a layer beyond which it is sent by itself (`peer.wire`), so that nothing is won with all at once."""
+"""Numbers of a layer beyond which it is sent by itself (`peer.wire`), so that all at once is no faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class NoCompression:
         return rounded(v, self.value_type)
 
     def compress_all(self, v: FloatArray, layout: Layout, draws: Draws) -> Columns | None:
-        """Return what `compress` returns for every layer at once, or None."""
+        """Return the results of `compress` for all layers at once, or None."""
         if v.dtype != np.float32 or max(layout.sizes) > _LARGE:
             return None
         magnitude = max_magnitude(v)

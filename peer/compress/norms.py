@@ -22,7 +22,7 @@ _LANES = 1024
 
 
 class NotFiniteError(DivergenceError, ValueError):
-    """What is to be sent cannot be: it grew beyond all bounds."""
+    """Values cannot be sent because they grew beyond all bounds."""
 
 
 def require_finite(v: FloatArray, layer: int) -> None:

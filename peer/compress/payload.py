@@ -1,4 +1,4 @@
-"""What a compressor says about one layer: plain values, no bytes yet.
+"""Payloads: a compressor's output for one layer, as plain values, not bytes.
 
 These types are the seam between `compress/` (which loses information on purpose) and `wire/` (which never does): for
 every payload `wire.decode(wire.encode(p))` equals `p`. Integers are held in the smallest numpy type that fits, reals
@@ -22,7 +22,7 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
 
 class ValueType(enum.IntEnum):
-    """How a real number travels. A `Dense` payload holds only values that its type represents exactly."""
+    """Type of a real number in a frame. A `Dense` payload holds only values that its type represents exactly."""
 
     FLOAT64 = 0
     FLOAT32 = 1
@@ -102,7 +102,7 @@ class Residues:
 
 @dataclass(frozen=True, eq=False)
 class MoreBits:
-    """A repair: bits `low` to `low + bits − 1` of the same integers K that a `Residues` carried the lowest bits of."""
+    """A repair: bits `low` to `low + bits − 1` of the same integers K whose lowest bits a `Residues` carried."""
 
     low: int
     bits: int

@@ -48,7 +48,7 @@ class Qsgd:
         return Levels(scale, divisor=self.steps, base=-self.steps, step=1, bits=self.bits + 1, codes=codes)
 
     def compress_all(self, v: FloatArray, layout: Layout, draws: Draws) -> Columns | None:
-        """Return what `compress` returns for every layer, at once where that is faster, or None."""
+        """Return the results of `compress` for all layers, at once if that is faster, or None."""
         sizes = layout.size_array
         sums = sums_of_squares(v, sizes) if isinstance(draws, PeerDraws) else None
         if sums is None or not isinstance(draws, PeerDraws):

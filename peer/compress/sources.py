@@ -1,4 +1,4 @@
-"""How compressors take their draws: as an array, or as a stream that a kernel draws from in place."""
+"""Draws of compressors: an array, or a stream from which a kernel draws in place."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ class TopK(KeptValues):
         """Return the k largest of `v`."""
         indices = largest_magnitudes(v, count_of(self.fraction, v.size))
         kept: FloatArray = np.take(v, indices)
-        # What is not finite ranks above everything finite, so it is among the kept.
+        # Non-finite values rank above all finite ones, so they are among the kept.
         if not np.isfinite(kept).all():
             raise not_finite(layer)
         return Sparse(v.size, indices, self.written(kept, layer))
 
     def compress_all(self, v: FloatArray, layout: Layout, draws: Draws) -> Columns | None:
-        """Return what `compress` returns for every layer, at once where that is faster, or None."""
+        """Return the results of `compress` for all layers, at once if that is faster, or None."""
         sizes = layout.size_array
         # As `count_of` has it.
         counts = np.minimum(np.maximum(np.rint(self.fraction * sizes), 1), sizes).astype(np.int64)
@@ -75,7 +75,7 @@ class TopK(KeptValues):
         if self.value_bits is None:
             return ErrorBound(contraction=k / size * self.kept_energy(k))
         if self.value_bits == 1:
-            # What is left is ‖v_K‖₁²/k. Worst: all equal, or all but one zero.
+            # The energy left is ‖v_K‖₁²/k. Worst: all equal, or all but one zero.
             return ErrorBound(contraction=min(1.0 / k, k / size))
         # As `kept_energy`, with the coordinates that are left out as large as the rule allows.
         c = self.half_step**2

@@ -1,1 +1,1 @@
-"""A run as its configuration determines it: the plan, what the peers are set up from, and the summary at the end."""
+"""A run as its configuration determines it: the plan, the objects of its peers, and the summary at the end."""

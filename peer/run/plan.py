@@ -1,4 +1,4 @@
-"""What follows from a configuration before any data is read: algorithm, compressor, rates, graph, and what theory says.
+"""Consequences of a configuration before any data is read: algorithm, compressor, rates, graph, findings of the theory.
 
 Here and in `setup` option names become the arguments of the layers below. Neither torch nor data are needed, so
 that `sotto validate` answers at once.
@@ -31,8 +31,8 @@ from peer.native import missing as kernels_missing
 from peer.net.address import dialled_address
 
 LEAST_OF_RATE = 0.2
-"""A bandwidth budget may turn messages down as far as the averaging rate that suits them stays above this part of the
-one that suits full messages: with a lower one peers would learn less from each other than the larger messages save."""
+"""Least averaging rate of the smallest messages of a bandwidth budget, as a fraction of that for full messages: with a
+lower one peers would learn less from each other than smaller messages save."""
 
 
 def algorithm_spec(config: Config) -> AlgorithmSpec:
@@ -108,7 +108,7 @@ def build_schedule(config: Config, base: Path, num_peers: int, *, rounds_per_epo
 
 
 def why_no_changes(config: Config) -> str | None:
-    """Return a sentence where the members of a run cannot change; None where they can."""
+    """Return a sentence if the members of a run cannot change; None if they can."""
     spec = algorithm_spec(config)
     if not spec.changes_members:
         able = ", ".join(each.name for each in gossip.specs() if each.changes_members)
@@ -123,7 +123,7 @@ def why_no_changes(config: Config) -> str | None:
 
 
 def why_no_rejoin(config: Config) -> str | None:
-    """Return a sentence where devices that were declared lost cannot take part again; None where they can."""
+    """Return a sentence if devices that were declared lost cannot take part again; None if they can."""
     if not config.rounds.rejoin:
         return "rounds.rejoin is false: a device that was declared lost cannot take part again under its name"
     if config.graph.file is not None:
@@ -132,7 +132,7 @@ def why_no_rejoin(config: Config) -> str | None:
 
 
 _LOOSE_THETA = 2.0
-"""θ where nothing is known of the distances between models."""
+"""θ if nothing is known of the distances between models."""
 _CLOSE_THETA = 0.01
 
 
@@ -161,11 +161,11 @@ def averaging_rate(config: Config, compressor: BoundedCompressor | None = None) 
 
 
 def corrects_drift(config: Config) -> bool:
-    """Return whether peers take out of their gradients how these differ from the mean of all.
+    """Return whether peers subtract the drift of their gradients from the mean of all peers'.
 
-    A script of the user's own has a learning rate that the run does not see: nothing is corrected there unless a number
-    asks for it. Nor is anything where rounds go on without a late neighbour: a peer that hears few has a small
-    push-sum weight, and what it then takes for drift grows without bound.
+    A user's script has a learning rate that the run does not see: nothing is corrected there unless a number asks for
+    it. Nor is anything corrected if rounds go on without late neighbours: a peer that hears few has a small push-sum
+    weight, and its supposed drift then grows without bound.
     """
     asked = config.algorithm.drift_correction
     is_on = config.training.task != OWN_LOOP if asked == "auto" else asked > 0.0
@@ -173,14 +173,14 @@ def corrects_drift(config: Config) -> bool:
 
 
 def drift_gain(config: Config, schedule: Schedule | ViewSchedule, rate: float) -> float:
-    """Return β of the drift correction on a graph, for the members that there are now, at an averaging rate η."""
+    """Return β of the drift correction on a graph, for its present members, at an averaging rate η."""
     asked = config.algorithm.drift_correction
     return default_gain(rate, schedule.spectral_gap) if asked == "auto" else asked
 
 
 def budget_variants(config: Config, schedule: Schedule) -> tuple[BoundedCompressor, ...]:
-    """Return the compressor and what a bandwidth budget may turn it down to: as far as the rules of algorithm,
-    averaging rate and graph have nothing to say against it that they do not say against the compressor itself."""
+    """Return the compressor and the smaller variants for a bandwidth budget: those to which the rules of algorithm,
+    averaging rate and graph have no objection that they do not have to the compressor itself."""
     variants = _reachable_variants(config, build_compressor(config))
     plan = _plan_of(config, schedule, variants[0])
     known = {finding.key for finding in validate.check(plan)}
@@ -200,7 +200,7 @@ def _reachable_variants(config: Config, compressor: BoundedCompressor) -> tuple[
 
 
 def robust_mixing(config: Config) -> RobustMixing | None:
-    """Return how mixing bounds what a member that lies can do; None where it does not."""
+    """Return the rule by which mixing bounds the effect of a lying member; None if there is none."""
     options = config.algorithm
     if options.mixing == "plain":
         return None
@@ -208,7 +208,7 @@ def robust_mixing(config: Config) -> RobustMixing | None:
 
 
 def describe_messages(config: Config) -> str:
-    """Return in a few words how messages of a run are compressed."""
+    """Return a short description of the compression of a run's messages."""
     spec, options = algorithm_spec(config), config.algorithm
     if spec.sends_factors:
         return f"rank {options.rank}, {options.factor_bits} bits"
@@ -232,7 +232,7 @@ def describe_compressor(compressor: BoundedCompressor) -> str:
 
 
 def validate_config(config: Config, base: Path, num_peers: int | None = None) -> list[validate.Finding]:
-    """Return what the theory says against this configuration; raises ConfigError for what is impossible."""
+    """Return the theory's findings against this configuration; raises ConfigError for an impossible one."""
     count = config.num_members(num_peers or config.num_peers)
     if count < 1:
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
@@ -247,14 +247,15 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
             ' for each other; set guard.action = "stop", or algorithm.theta = "constant"'
         )
         findings.append(validate.Finding("error", "guard.action", sentence))
-    # A job that names its peers without any address is for `sotto up` and the simulator.
+    # A job whose peers have names but no addresses is for `sotto up` and the simulator.
     if any(peer.advertise is not None for peer in config.peers):
         findings += [validate.Finding("warning", "peers", sentence) for sentence in unreachable_pairs(config, schedule)]
     return [*findings, *_address_findings(config)]
 
 
 def _address_findings(config: Config) -> Iterator[validate.Finding]:
-    """Say where nobody can dial a peer: a run that began so may go on, since peers can dial each other either way."""
+    """Yield findings on peers that nobody can dial: a run that began so may go on, since either end of a link can
+    dial."""
     for index, peer in enumerate(config.peers):
         if peer.advertise is not None:
             try:
@@ -264,7 +265,7 @@ def _address_findings(config: Config) -> Iterator[validate.Finding]:
 
 
 def _limit_findings(config: Config) -> Iterator[validate.Finding]:
-    """Say where a limit of the device cannot be kept, or only at the cost of all other peers."""
+    """Yield findings on device limits that cannot be kept, or only at the cost of all other peers."""
     limits = config.limits
     if not limits.can_be_reached:
         return
@@ -281,7 +282,7 @@ def _limit_findings(config: Config) -> Iterator[validate.Finding]:
 
 
 def _later_peers(config: Config) -> Iterator[validate.Finding]:
-    """Say where peers are listed that could never join."""
+    """Yield findings on listed peers that could never join."""
     sentence = why_no_changes(config)
     if sentence is not None and any(not peer.is_first for peer in config.peers):
         yield validate.Finding("error", "peers", f"some peers are listed to join later, but {sentence}")
@@ -290,7 +291,7 @@ def _later_peers(config: Config) -> Iterator[validate.Finding]:
 
 
 def _loss_findings(config: Config, why_not: str | None) -> Iterator[validate.Finding]:
-    """Say where members cannot declare losses, or where nobody proves who they are."""
+    """Yield findings on members that cannot declare losses, or whose identity is not proven."""
     key = "rounds.lost_after_s"
     if why_not is not None:
         yield validate.Finding("error", key, f"nobody can be declared lost: {why_not}")
@@ -308,7 +309,7 @@ def _loss_findings(config: Config, why_not: str | None) -> Iterator[validate.Fin
 
 
 def _precision_findings(config: Config) -> Iterator[validate.Finding]:
-    """Say where bfloat16 would take longer than float32."""
+    """Yield a finding if bfloat16 would take longer than float32."""
     if config.training.precision == "bfloat16" and config.peer.device == "cpu" and bfloat16_is_emulated():
         sentence = (
             "this processor has no instructions for bfloat16, so a step takes two to seven times as long as in float32;"
@@ -318,7 +319,7 @@ def _precision_findings(config: Config) -> Iterator[validate.Finding]:
 
 
 def _kernel_findings() -> Iterator[validate.Finding]:
-    """Say where the installation lacks its native kernels."""
+    """Yield a finding if the installation lacks its native kernels."""
     if kernels_missing():
         sentence = (
             "the native kernels are not installed, so numpy does their work in more processor time; install a wheel"
@@ -328,7 +329,7 @@ def _kernel_findings() -> Iterator[validate.Finding]:
 
 
 def _data_findings(config: Config) -> Iterator[validate.Finding]:
-    """Say where options for data that is each device's own lack something, or do nothing."""
+    """Yield findings on options for each device's own data that lack something, or do nothing."""
     options = config.data
     if options.partition != "own":
         for key in ("weight_by_samples", "total_samples", "class_shares"):
@@ -354,7 +355,7 @@ def _data_findings(config: Config) -> Iterator[validate.Finding]:
 
 
 def _vote_findings(config: Config) -> Iterator[validate.Finding]:
-    """Say where a vote on the shares of the classes tells too much, or is for nothing."""
+    """Yield findings on a vote on the shares of the classes that reveals too much, or has no use."""
     if config.privacy.is_on:
         sentence = (
             "tells the other devices how frequent the classes are on each, without the noise of [privacy]; declare the"
@@ -370,8 +371,8 @@ def _vote_findings(config: Config) -> Iterator[validate.Finding]:
 
 
 def _loop_findings(config: Config) -> Iterator[validate.Finding]:
-    """Say what a loop of the user's own cannot be combined with: what depends on gradients or samples, of which the run
-    sees none."""
+    """Yield findings on options that a user's own loop excludes: they depend on gradients or samples, which the run
+    does not see."""
     if config.training.task != OWN_LOOP:
         return
     if algorithm_spec(config).modulo and config.algorithm.theta == "theorem":
@@ -389,7 +390,7 @@ def _loop_findings(config: Config) -> Iterator[validate.Finding]:
 
 
 def refuse_own_data(config: Config) -> None:
-    """Raise ConfigError for data that is each device's own, where all peers of a command read the same."""
+    """Raise ConfigError for each device's own data, since all peers of a command read the same."""
     if config.data.partition == "own":
         raise ConfigError(
             "all peers of this command read the same data, so none has its own; deal that data out for a trial"
@@ -401,7 +402,8 @@ def refuse_own_data(config: Config) -> None:
 
 
 def unreachable_pairs(config: Config, schedule: Schedule, only: int | None = None) -> list[str]:
-    """Return a sentence for each two neighbours of whom neither can be dialled; `only` asks for one peer's own."""
+    """Return a sentence for each pair of neighbours neither of which can be dialled; `only`: only pairs with that
+    peer."""
     return [
         f"{config.peers[one].name} and {config.peers[other].name} are neighbours in this graph, but neither has an "
         "advertise address that the other could dial; give one of them an address or a relay, or choose a graph in "
@@ -414,7 +416,7 @@ def unreachable_pairs(config: Config, schedule: Schedule, only: int | None = Non
 
 
 def _budget_findings(config: Config, schedule: Schedule) -> Iterator[validate.Finding]:
-    """Say what a bandwidth budget costs, and where it can do little or nothing."""
+    """Yield findings on the cost of a bandwidth budget, and on its limits."""
     if config.compressor.budget_kbytes_per_s is None:
         return
     key, spec = "compressor.budget_kbytes_per_s", algorithm_spec(config)
@@ -441,12 +443,12 @@ def _budget_findings(config: Config, schedule: Schedule) -> Iterator[validate.Fi
 
 
 def check_rules(config: Config, schedule: Schedule, compressor: BoundedCompressor) -> list[validate.Finding]:
-    """Return what the theory says against this graph and compressor."""
+    """Return the theory's findings against this graph and compressor."""
     return validate.check(_plan_of(config, schedule, compressor))
 
 
 def _plan_of(config: Config, schedule: Schedule, compressor: BoundedCompressor) -> validate.Plan:
-    """Return what the rules look at. The displacement of a user's own loop stands for one step of rate 1, however it
+    """Return the input of the rules. The displacement of a user's own loop stands for one step of rate 1, however it
     came about."""
     training = config.training
     if training.task == OWN_LOOP:
@@ -492,9 +494,9 @@ def _read_graph(path: Path) -> GraphFile:
 
 
 def final_rounds(config: Config, schedule: Schedule) -> int:
-    """Return how many of the last rounds are full-precision gossip (scsp).
+    """Return the number of last rounds that are full-precision gossip (scsp).
 
-    "auto": as many as shrink the consensus distance a thousandfold on this graph, at most half of the run.
+    "auto": enough to shrink the consensus distance a thousandfold on this graph, at most half of the run.
     """
     if not algorithm_spec(config).final_rounds:
         return 0

@@ -1,4 +1,4 @@
-"""ε: what private local steps have spent of it, and the noise with which a run keeps to a limit.
+"""ε that private local steps have spent, and the noise with which a run keeps to a limit.
 
 The accountant is that of Google's `dp-accounting` (privacy loss distributions, rounded so that ε is never too small),
 which the extra `privacy` installs. Neighbouring data sets differ in one sample that is there or not. Every round counts
@@ -15,14 +15,14 @@ from peer.errors import ConfigError
 from peer.train.private_step import sampling_rate
 
 _STAGES = 20
-"""ε of a run that goes on is computed for this many stages of it, each time for the end of the stage."""
+"""Stages of a run for whose ends ε is computed."""
 _STEP = 1e-3
-"""How finely the noise is chosen."""
+"""Precision of the noise multiplier."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What the private steps of one peer spend."""
+    """Privacy spent by the private steps of one peer."""
 
     noise_multiplier: float
     sampling_rate: float
@@ -40,8 +40,9 @@ class Budget:
 
 
 def plan_budget(config: Config, num_samples: int) -> Budget:
-    """Return the budget of a device with that many training samples; the noise is what the options say, or the least
-    that keeps to their ε. Raises ConfigError (`privacy.epsilon`) where that cannot be, or the accountant is missing."""
+    """Return the budget of a device with that many training samples; the noise is that of the options, or the least
+    that keeps to their ε. Raises ConfigError (`privacy.epsilon`) if that is impossible, or the accountant is
+    missing."""
     options, training, rounds = config.privacy, config.training, config.run.rounds
     steps, rate = rounds * training.local_steps, sampling_rate(training, num_samples)
     if not 0 < rate <= 1:

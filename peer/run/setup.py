@@ -1,6 +1,6 @@
 """The objects of a run: task, partition, graph, and for each peer its trainer and its participant.
 
-What daemon, simulator and export share. It knows no network and no clock.
+Daemon, simulator and export share it. It knows no network and no clock.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class PeerTrainer(LocalSteps, Protocol):
 
     @property
     def meanings(self) -> tuple[Meaning, ...]:
-        """What the numbers in the data of this device stand for, as far as that is known."""
+        """Meanings of the numbers in this device's data, as far as they are known."""
         ...
 
     def initial_vector(self) -> npt.NDArray[np.float32]: ...
@@ -105,17 +105,17 @@ log = logging.getLogger("sotto")
 
 @dataclass(frozen=True)
 class RunSetup:
-    """Everything that the peers of a run share, computed alike on every device; of data that is each device's own, that
-    of this one."""
+    """Everything that the peers of a run share, computed alike on every device; where each device has its own data,
+    also this one's."""
 
     config: Config
     base: Path
     num_peers: int
-    """How many the lists of all devices have in common."""
+    """Number of peers that the lists of all devices have in common."""
     _task: Task | None
     manifest: Manifest | OwnSamples
     schedule: Schedule
-    """Of the members that the run starts with."""
+    """Schedule of the members with which the run starts."""
     compressor: BoundedCompressor
     averaging_rate: float
     """η, how far a round moves a model towards those of its neighbours."""
@@ -123,10 +123,10 @@ class RunSetup:
     """θ of modulo codes in the first round; of all rounds where it is constant."""
     rounds_per_epoch: int = 1
     shared_copies: SharedCopies | None = None
-    """Where all peers of this process keep their replicas, if they do so together."""
+    """Replicas that all peers of this process keep in common, if they do."""
     precision: Precision = "float32"
-    """In which models compute where `training.precision` is "fastest": that of this device's peer. Without one, that of
-    all models, in which those of peers that chose differently can be compared."""
+    """Precision of models where `training.precision` is "fastest": that of this device's peer. Without a peer, that of
+    all models, in which models of peers that chose differently can be compared."""
 
     @classmethod
     def open(
@@ -178,7 +178,7 @@ class RunSetup:
 
     @property
     def task(self) -> Task:
-        """What is learned, where that is a task."""
+        """The task that is learned, if there is one."""
         if self._task is None:
             raise LocalProtocolError("a run whose loop is the user's has no task")
         return self._task
@@ -194,16 +194,16 @@ class RunSetup:
 
     @property
     def criterion(self) -> Criterion:
-        """What models are compared by."""
+        """The figure by which models are compared."""
         return self.criteria[0]
 
     @cached_property
     def variants(self) -> tuple[BoundedCompressor, ...]:
-        """The compressor and what the bandwidth budget may turn it down to."""
+        """The compressor and its smaller variants for the bandwidth budget."""
         return budget_variants(self.config, self.schedule)
 
     def budget(self, peer: int, layout: Layout) -> BandwidthBudget | None:
-        """Return what keeps one peer's links below the configured bandwidth, if there is a limit."""
+        """Return the budget that keeps one peer's links below the configured bandwidth, if there is a limit."""
         limit = self.config.compressor.budget_kbytes_per_s
         if limit is None:
             return None
@@ -213,7 +213,7 @@ class RunSetup:
 
     @cached_property
     def max_lead(self) -> int:
-        """How many rounds an in-neighbour can be ahead: it cannot pass what it hears of us by a detour."""
+        """Rounds that an in-neighbour can be ahead: it cannot pass our messages, which reach it by a detour."""
         lead = self.schedule.diameter or self.num_peers
         # The graph of single rounds can be sparser than the union over the schedule.
         lead *= max(1, self.schedule.cycle_rounds)
@@ -233,12 +233,12 @@ class RunSetup:
 
     @cached_property
     def first_members(self) -> tuple[int, ...]:
-        """Who takes part in round 0; the others may join later."""
+        """Members of round 0; the others may join later."""
         return tuple(range(self.schedule.num_peers))
 
     @cached_property
     def why_no_changes(self) -> str | None:
-        """A sentence where members cannot change during the run; None where they can."""
+        """A sentence if members cannot change during the run; None if they can."""
         return why_no_changes(self.config)
 
     def views(self, peer: int) -> ViewSchedule:
@@ -248,8 +248,8 @@ class RunSetup:
     def graph_of(self, members: tuple[int, ...]) -> Schedule:
         """Return the schedule over the positions of some members, the same on every device.
 
-        Where the configured kind has no graph for that many (a hypercube of 7), a ring takes its place; a graph from a
-        file keeps the edges between those that are left, if they still hold together.
+        If the configured kind has no graph for that many (a hypercube of 7), a ring takes its place; a graph from a
+        file keeps the edges between the peers left, if it is still connected.
         """
         if members is self.first_members or members == self.first_members:
             return self.schedule
@@ -294,10 +294,10 @@ class RunSetup:
     def training(self) -> TrainingOptions:
         """The options of the local step.
 
-        Where all peers hold one model at every step, or what keeps them apart is taken out of their gradients, nothing
-        is to be adjusted: the peers together draw the classes in their shares, and those that one lacks others have.
-        Where momentum and weight decay act on the average, the local step has none. Where each device chooses its
-        precision, it is that of this one.
+        If all peers hold one model at every step, or drift is taken out of their gradients, labels are not adjusted:
+        the peers together draw the classes in their shares, and classes that one lacks others have. If momentum and
+        weight decay act on the average, the local step has none. If each device chooses its precision, it is that of
+        this one.
         """
         options, changes = self.config.training, dict[str, object]()
         if options.precision == FASTEST:
@@ -334,7 +334,7 @@ class RunSetup:
 
     @cached_property
     def step_weight(self) -> float:
-        """How many times as long the steps of this peer are, by `data.weight_by_samples`."""
+        """Factor of the length of this peer's steps, by `data.weight_by_samples`."""
         options, num_samples = self.config.data, self.manifest.num_samples
         if isinstance(self.manifest, Manifest) or not options.weight_by_samples:
             return 1.0
@@ -348,7 +348,7 @@ class RunSetup:
         return num_samples * self.num_peers / options.total_samples
 
     def short_shard(self, peers: Iterable[int]) -> str | None:
-        """Return a sentence where a batch is larger than the shard of one of these peers; None where none is."""
+        """Return a sentence if a batch is larger than the shard of one of these peers; None if none is."""
         fewest, peer = min((len(self.manifest.train[peer]), peer) for peer in peers)
         size = self.config.training.batch_size
         if size <= fewest:
@@ -359,7 +359,7 @@ class RunSetup:
         )
 
     def budget_of_privacy(self, peer: int) -> Budget | None:
-        """Return what the private steps of one peer spend; None where they are not private. Raises ConfigError."""
+        """Return the privacy budget of one peer's steps; None if they are not private. Raises ConfigError."""
         if not self.config.privacy.is_on:
             return None
         return plan_budget(self.config, len(self.manifest.train[peer]))
@@ -374,7 +374,7 @@ class RunSetup:
         )
 
     def trainer(self, peer: int, *, secret: bytes | None = None) -> Trainer:
-        """Return the training side of one peer. `secret`: what noise and sampling of private steps follow from; without
+        """Return the training side of one peer. `secret`: source of the noise and sampling of private steps; without
         it, as in simulations, `simulated_secret`, which protects nothing. Raises ConfigError for a peer whose data only
         its device has."""
         if isinstance(self.manifest, OwnSamples) and peer not in self.manifest.train:
@@ -397,13 +397,13 @@ class RunSetup:
 
     def fastest_precision(self, peer: int) -> PrecisionChoice:
         """Measure training steps of one peer on this machine; return the precision in which they take least time, and
-        float32 where they are private. Raises SottoError where the peer cannot train at all."""
+        float32 if they are private. Raises SottoError if the peer cannot train at all."""
         if self.config.privacy.is_on:
             return PrecisionChoice("float32")
         return fastest(lambda precision: replace(self, precision=precision).trainer(peer))
 
     def node(self, peer: int, layout: Layout) -> NodeContext:
-        """Return what stays the same for one peer's algorithm."""
+        """Return the constant context of one peer's algorithm."""
         options = self.config.algorithm
         schedule = self.schedule if self.why_no_changes else self.views(peer)
         return NodeContext(
@@ -495,12 +495,13 @@ class RunSetup:
         )
 
     def _last_codes(self, algorithm: Algorithm) -> LastCodes | None:
-        """Return what modulo codes are coded against, where the configuration lets them be: hashes have to tell when
-        the two ends hold different codes."""
+        """Return the last codes, against which modulo codes are coded, if the configuration allows it: hashes have to
+        show when the two ends hold different codes."""
         config = self.config
         if not (algorithm.spec.modulo and config.compressor.against_last and config.algorithm.theta == "verified"):
             return None
-        # A budget chooses bits by the clock and a GPU rounds as it likes: repeated after a power cut, they give others.
+        # A budget chooses bits by the clock and a GPU rounds as it likes: repeated after a power cut, they give other
+        # codes.
         repeatable = config.compressor.budget_kbytes_per_s is None and config.peer.device == "cpu"
         return LastCodes(algorithm.node.layout, algorithm.x.dtype, tells_changes=repeatable)
 
@@ -534,8 +535,8 @@ class RunSetup:
 
 
 def settle_precision(config: Config, base: Path, num_peers: int) -> tuple[Config, PrecisionChoice | None]:
-    """Return a configuration with the precision in which all peers of this process train: where it is "fastest", the
-    one that steps of peer 0 say, with their times. Raises SottoError."""
+    """Return a configuration with the precision in which all peers of this process train: if it is "fastest", the one
+    measured with steps of peer 0, and their times. Raises SottoError."""
     if config.training.precision != FASTEST:
         return config, None
     # Steps are measured with as many threads as they will have.
@@ -546,7 +547,7 @@ def settle_precision(config: Config, base: Path, num_peers: int) -> tuple[Config
 
 
 def refuse_untold_privacy(config: Config) -> None:
-    """Raise ConfigError for options with which a peer that is private tells of its samples otherwise."""
+    """Raise ConfigError for options with which a private peer reveals its samples in another way."""
     if not config.privacy.is_on:
         return
     if config.data.holdout_fraction > 0:
@@ -578,7 +579,8 @@ def simulated_secret(seed: int, peer: int) -> bytes:
 
 
 def deal(config: Config, data: Data, num_peers: int) -> Manifest | OwnSamples:
-    """Return which samples each peer trains on and keeps as hold-out; where data is each device's own, this peer."""
+    """Return the samples on which each peer trains and those that it holds out; if each device has its own data, this
+    peer's."""
     options = config.data
     if options.partition == "own":
         fraction = options.holdout_fraction

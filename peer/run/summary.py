@@ -1,4 +1,4 @@
-"""What a run came to: from the metrics of its peers to the one table at the end."""
+"""The outcome of a run: from the metrics of its peers to the one table at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from peer.train.precision import precision_of
 
 
 def describe_run(config: Config, setup: RunSetup, layout: Layout, *, command: str = "") -> Summary:
-    """Return a summary with what is known before the first round; `command` started the run."""
+    """Return a summary with the facts known before the first round; `command` started the run."""
     names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(setup.num_peers)]
     return Summary(
         name=config.run.name,
@@ -51,7 +51,7 @@ def describe_run(config: Config, setup: RunSetup, layout: Layout, *, command: st
 
 
 def note_precisions(summary: Summary, choices: Mapping[str, PrecisionChoice]) -> None:
-    """Fill in what devices chose, by the names of their peers, where each of them chooses."""
+    """Fill in the devices' choices, by the names of their peers, if each device chooses."""
     summary.chosen_precisions = {name: choice.document() for name, choice in choices.items()}
     chosen = {choice.precision for choice in choices.values()}
     summary.precision = chosen.pop() if len(chosen) == 1 else FASTEST
@@ -91,7 +91,7 @@ def consensus(done: int, models: Sequence[FloatArray]) -> ConsensusRecord:
 def finish_summary(
     summary: Summary, stores: Sequence[MetricsStore], config: Config, setup: RunSetup, *, baseline: bool
 ) -> None:
-    """Fill in what the metrics say, and the figures of one process trained on all data if wanted."""
+    """Fill in the figures of the metrics, and those of one process trained on all data if wanted."""
     sum_up(summary, stores)
     own = isinstance(setup.manifest, OwnSamples)
     budgets = [setup.budget_of_privacy(peer) for peer in ([config.peer.index] if own else range(setup.num_peers))]
@@ -109,7 +109,7 @@ def finish_summary(
 
 
 def sum_up(summary: Summary, stores: Sequence[MetricsStore]) -> None:
-    """Fill in what the metrics say. Where `summary.members` names somebody, the accuracies are theirs alone."""
+    """Fill in the figures of the metrics. If `summary.members` names peers, the accuracies are theirs alone."""
     files = [(store.rounds(), store.evaluations()) for store in stores]
     rounds = [record for rows, _ in files for record in rows]
     evaluations = [record for record in measured(files) if record.split == "test"]
@@ -164,10 +164,10 @@ def compare_with_single_process(summary: Summary, config: Config, setup: RunSetu
 
 
 def train_single_process(config: Config, setup: RunSetup) -> Evaluation:
-    """Return how a model does that one process trains on all data with the same schedule.
+    """Return the evaluation of a model that one process trains on all data with the same schedule.
 
     Its batch is that of all peers together, so that it sees as many samples as the whole run; it computes in full
-    precision, so that the comparison shows what bfloat16 or 8 bits cost as well.
+    precision, so that the comparison also shows the cost of bfloat16 or 8 bits.
     """
     baseline = single_process(
         setup.task,
@@ -182,14 +182,14 @@ def train_single_process(config: Config, setup: RunSetup) -> Evaluation:
 
 
 def _by_metric(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
-    """Return the figures of the peers by metric, of those that all of them have."""
+    """Return the figures of the peers by metric, for metrics that all of them have."""
     names = records[0].metrics if records else ()
     known = [name for name in names if all(name in record.metrics for record in records)]
     return {name: [record.metrics[name] for record in records] for name in known}
 
 
 def machine_facts() -> dict[str, str]:
-    """Return what bit identity depends on: processor, Python, numpy and torch version."""
+    """Return the facts on which bit identity depends: processor, Python, numpy and torch version."""
     return {
         "processor": processor_name(),
         "kernels": native.tier(),
@@ -202,7 +202,7 @@ def machine_facts() -> dict[str, str]:
 
 
 def processor_name() -> str:
-    """Return what the system calls this processor."""
+    """Return the system's name for this processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

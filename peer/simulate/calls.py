@@ -1,4 +1,4 @@
-"""What the first process of a simulation and its workers say to each other: calls on peers, and what they came to."""
+"""Messages between the first process of a simulation and its workers: calls on peers, and their outcomes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pack_calls(timed: Sequence[tuple[float, Event]]) -> Packed:
 
 
 def unpack_calls(calls: Sequence[Sequence[Any]], frames: Sequence[memoryview]) -> Iterator[tuple[float, Event]]:
-    """Yield what `pack_calls` was given."""
+    """Yield the arguments of `pack_calls`."""
     following, frame = iter(frames), b""
     for now, kind, peer, *more in calls:
         if kind == "arrival":
@@ -68,7 +68,7 @@ def pack_outcomes(outcomes: Iterable[tuple[Effects, Finished | None]]) -> Packed
 def unpack_outcomes(
     outcomes: Sequence[Sequence[Any]], blobs: Sequence[memoryview]
 ) -> Iterator[tuple[Effects, Finished | None]]:
-    """Yield what `pack_outcomes` was given; raise the error, where there was one, in its place."""
+    """Yield the outcomes given to `pack_outcomes`; raise the error, if there was one, in its place."""
     following = iter(blobs)
     for outcome in outcomes:
         if len(outcome) == 2:

@@ -11,8 +11,8 @@ from peer.node.frame_account import decode_from
 from peer.wire.message import Message
 
 KEPT = 4
-"""Frames that are kept with their messages. All receivers of a frame take it one after the other where links are alike;
-the two kinds of frames of a round, with and without weight, go side by side."""
+"""Frames kept with their messages. All receivers of a frame take it one after the other if links are alike; the two
+kinds of frames of a round, with and without weight, go side by side."""
 
 
 class SharedDecoding:
@@ -24,7 +24,7 @@ class SharedDecoding:
     def __call__(
         self, sender: int, frame: bytes, layout: Layout, dtype: npt.DTypeLike, *, previous: Message | None = None
     ) -> Message:
-        # What is kept is alive, so that no other object has its identity.
+        # The frames kept are alive, so that no other object has their identity.
         key = id(frame), id(previous)
         found = self._newest.get(key)
         if found is None:

@@ -1,9 +1,9 @@
-"""The virtual network: when a frame that leaves now arrives, and in which order things happen.
+"""The virtual network: arrival times of frames, and the order of events.
 
 Time is virtual and in seconds; nothing here reads a clock. Each directed link sends one frame after the other at its
-rate, then the frame travels for the latency: what a single flow over a shaped link does. Where peers have one interface
-each, all that a peer sends shares its upload, and all that it receives its download: frames to several neighbours leave
-side by side, as flows of TCP do.
+rate, then the frame travels for the latency, as a single flow over a shaped link does. If peers have one interface
+each, all frames that a peer sends share its upload, and all that it receives its download: frames to several neighbours
+leave side by side, as flows of TCP do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Event = TypeVar("Event")
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A time in which nothing crosses between some peers and the others; senders keep it and send it afterwards."""
+    """A time in which no frame crosses between some peers and the others; senders keep frames and send them
+    afterwards."""
 
     peers: frozenset[int]
     """One side."""
@@ -36,7 +37,7 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkModel:
-    """What every link is like."""
+    """Properties of every link."""
 
     rate_kbit_s: float | None = None
     """Bandwidth of each directed link, in units of 1000 bit/s; None: unlimited."""
@@ -47,24 +48,24 @@ class LinkModel:
     down_kbit_s: float | None = None
     """The same for all that it receives."""
     overhead_bytes: int = 90
-    """What TLS, HTTP/2, TCP and IP add to a frame (measured on loopback for one message that fits a segment)."""
+    """Bytes that TLS, HTTP/2, TCP and IP add to a frame (measured on loopback for one message that fits a segment)."""
 
     segment_bytes: int = 1448
     segment_overhead_bytes: int = 0
-    """What each further segment of TCP adds (66 with Ethernet, IPv4 and time stamps)."""
+    """Bytes that each further segment of TCP adds (66 with Ethernet, IPv4 and time stamps)."""
     cuts: tuple[Cut, ...] = ()
-    """When the cluster is divided."""
+    """Times in which the cluster is divided."""
 
     def serialization_s(self, frame_bytes: int) -> float:
-        """Return how long a frame occupies the link."""
+        """Return the seconds for which a frame occupies the link."""
         return self._occupies_s(frame_bytes, self.rate_kbit_s)
 
     def upload_s(self, frame_bytes: int) -> float:
-        """Return how long a frame occupies its sender's interface."""
+        """Return the seconds for which a frame occupies its sender's interface."""
         return self._occupies_s(frame_bytes, self.up_kbit_s)
 
     def download_s(self, frame_bytes: int) -> float:
-        """Return how long a frame occupies its receiver's interface."""
+        """Return the seconds for which a frame occupies its receiver's interface."""
         return self._occupies_s(frame_bytes, self.down_kbit_s)
 
     def _occupies_s(self, frame_bytes: int, rate_kbit_s: float | None) -> float:
@@ -73,14 +74,14 @@ class LinkModel:
         return self.wire_bytes(frame_bytes) * 8 / (rate_kbit_s * 1000)
 
     def wire_bytes(self, frame_bytes: int) -> int:
-        """Return what a frame takes on the interface, headers included."""
+        """Return the bytes of a frame on the interface, headers included."""
         further_segments = frame_bytes // self.segment_bytes
         return frame_bytes + self.overhead_bytes + further_segments * self.segment_overhead_bytes
 
 
 @dataclass
 class VirtualNetwork:
-    """Which link, and which interface, is busy until when."""
+    """Times until which links and interfaces are busy."""
 
     model: LinkModel
     _free_at: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -109,7 +110,7 @@ class VirtualNetwork:
         ]
 
     def _arrival(self, sender: int, receiver: int, frame_bytes: int, now: float, start: float, sent: float) -> float:
-        """Return when a frame of `now` arrives that passes its sender's interface from `start` to `sent`."""
+        """Return the arrival of a frame of `now` that passes its sender's interface from `start` to `sent`."""
         model = self.model
         whole_at = max((cut.until_s for cut in model.cuts if cut.divides(sender, receiver, now)), default=0.0)
         start = max(start, whole_at, self._free_at.get((sender, receiver), 0.0))
@@ -132,8 +133,8 @@ class Agenda(Generic[Event]):
         self._added = 0
         self._instant = -math.inf
         self._at_once: deque[Event] = deque()
-        """Events added at `_instant` for `_instant`. Where links take no time, these are all messages of a round, and
-        in a heap each would take the longer the more there are."""
+        """Events added at `_instant` for `_instant`. If links take no time, these are all messages of a round, and the
+        time of each in a heap would grow with their number."""
 
     def __bool__(self) -> bool:
         return bool(self._at_once or self._heap)
@@ -147,8 +148,8 @@ class Agenda(Generic[Event]):
             self._added += 1
 
     def pop_stretch(self, length_s: float) -> list[tuple[float, Event]]:
-        """Take off the agenda what happens next, and all that follows in less than `length_s`; what happens at the same
-        instant in any case."""
+        """Remove and return the next event and all that follow in less than `length_s`; those at the same instant in
+        any case."""
         stretch = [self.pop()]
         start = stretch[0][0]
         while self and (self._next_s == start or self._next_s < start + length_s):

@@ -1,8 +1,8 @@
 """Runs without rounds on the virtual clock: the same pair nodes as in real processes, each at its own pace.
 
-A peer's gradient takes its step time; requests, replies and refusals take what the links take; averaging takes no time.
-The outcome depends on nothing but the configuration and these times. Where peers are compared "after round r", each is
-taken after its own r-th step, whenever that was; the last evaluation is of what is left when nothing is on its way.
+A peer's gradient takes its step time; requests, replies and refusals take the time of the links; averaging takes no
+time. The outcome depends only on the configuration and these times. In comparisons "after round r", each peer is taken
+after its own r-th step, whenever that was; the last evaluation is of the models once nothing is on its way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class AsynchronousSimulator(VirtualRun[PairParticipant]):
 
     def _built(self) -> None:
         self._waiting_since: dict[int, float] = {}
-        """Peers that have yet to begin their next step, and since when they could: only an open exchange keeps them."""
+        """Peer that has yet to begin its next step → time since when it could: only an open exchange keeps it."""
 
     def _make_participant(self, peer: int, steps: LocalSteps) -> PairParticipant:
         return self.setup.pair_participant(peer, steps, self.trainer.layout, self._x0)

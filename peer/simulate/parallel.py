@@ -45,14 +45,14 @@ class ParallelSimulator(Simulator):
         slow: Mapping[int, float] | None = None,
         stacked: bool = False,
     ) -> None:
-        """See `VirtualRun`. Raises ConfigError where a call on a peer depends on more than the peer."""
+        """See `VirtualRun`. Raises ConfigError if a call on a peer depends on more than the peer."""
         _refuse(config)
         super().__init__(
             config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked
         )
         self._parts = self._divided(workers)
         self._lookahead_s = min(self._network.model.latency_s, *self._step_s)
-        """No event causes another one in less."""
+        """Seconds within which no event causes another one."""
         self._workers: Workers | None = None
 
     def run(
@@ -107,7 +107,7 @@ class ParallelSimulator(Simulator):
         ]
 
     def _take_models(self) -> None:
-        """Let the peers of this process have the models that those of the workers came to."""
+        """Give the peers of this process the models of those in the workers."""
         assert self._workers is not None
         answers = self._workers.ask([(["models", [part.start, part.stop]], []) for part in self._parts])
         for part, (weights, blobs) in zip(self._parts, answers, strict=True):
@@ -118,7 +118,7 @@ class ParallelSimulator(Simulator):
     # In the workers.
 
     def _answer(self, values: Any, blobs: Sequence[memoryview]) -> Packed:
-        """Do what the first process asks for."""
+        """Answer a request of the first process."""
         request, content = values
         if request == "calls":
             return pack_outcomes(self._outcome(event, now) for now, event in unpack_calls(content, blobs))
@@ -133,7 +133,7 @@ class ParallelSimulator(Simulator):
 
 
 def _refuse(config: Config) -> None:
-    """Raise ConfigError where a call on a peer depends on more than the peer."""
+    """Raise ConfigError if a call on a peer depends on more than the peer."""
     if config.rounds.late == "skip":
         raise ConfigError(
             "cannot be used with --workers, whose peers do not know when a neighbour's frames arrived",

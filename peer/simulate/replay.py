@@ -1,8 +1,8 @@
 """`sotto replay`: runs a scenario file through algorithm, compressor and the encoded bytes, in float64 throughout.
 
 A scenario file is one JSON object: graph, objective, numbers in place of random draws, and for the asynchronous
-algorithms the serial order of events. What comes out is the trajectory of every node. The objects are those that real
-peers use; only the driver differs. This module reads a file and returns values; it prints nothing.
+algorithms the serial order of events. The result is the trajectory of every node. The objects are those that real peers
+use; only the driver differs. This module reads a file and returns values; it prints nothing.
 
 Keys: `algorithm`, `nodes`, `dim`, `layers` (sizes or shapes), `rounds`, `objective` (`curvature` and `target`,
 [node][dim]: node i minimizes ½ Σ_k curvature[i][k] (x_k − target[i][k])²), `x0`, `lr` (a number or one for each round),
@@ -63,9 +63,9 @@ def read_scenario(path: str | Path) -> Scenario:
 
 
 def largest_difference(result: Mapping[str, Any], expect: Mapping[str, Any]) -> float:
-    """Return the largest absolute difference between a trajectory and what was expected of it, over the keys expected.
+    """Return the largest absolute difference between a trajectory and the expected one, over the keys expected.
 
-    Infinite where a key is missing, the lengths differ or a value is not finite.
+    Infinite if a key is missing, the lengths differ or a value is not finite.
     """
     largest = 0.0
     for key, wanted in expect.items():
@@ -275,7 +275,7 @@ class MatrixSchedule:
 
 
 class RecordedSource:
-    """Draws that come from a scenario file; what it does not give comes from the product's own generator."""
+    """Draws from a scenario file; those that it does not give come from the product's own generator."""
 
     def __init__(self, uniforms: Float64Array | None, layout: Layout, fallback: PhiloxSource, peer: int) -> None:
         self._uniforms, self._layout, self._fallback, self._peer = uniforms, layout, fallback, peer
@@ -447,7 +447,7 @@ def _read_layout(read: _Reader, dim: int) -> Layout:
 def _read_schedule(read: _Reader, nodes: int, spec: AlgorithmSpec) -> MatrixSchedule:
     """Return the mixing matrices; algorithms that mix nothing do without."""
     if spec.asynchronous:
-        # Who averages with whom is in the events.
+        # The events name the pairs that average.
         return MatrixSchedule(np.full((1, nodes, nodes), 1.0 / nodes), 1)
     unused = spec.graph in (GraphNeed.NONE, GraphNeed.COMPLETE, GraphNeed.SERVER)
     if "mixing" not in read.tree and unused:
@@ -490,7 +490,7 @@ def _read_compressor(read: _Reader, modulo: bool, rounds: int) -> tuple[Compress
 
 
 def _read_server(read: _Reader) -> ServerOptions:
-    """Return what the parameter server is set to."""
+    """Return the options of the parameter server."""
     default = ServerOptions()
     return ServerOptions(
         peer=read.whole("server", default.peer),

@@ -1,7 +1,7 @@
 """N peers of one process on a virtual clock: the same participants as in real processes, driven by an agenda.
 
-With `late = "wait"` the trajectories are those of `sotto up`, bit for bit: what a peer computes depends on the content
-of the messages, never on when they came. Runs without rounds are in `peer.simulate.pairs`, runs in several processes in
+With `late = "wait"` the trajectories are those of `sotto up`, bit for bit: a peer's results depend on the content of
+messages, never on their arrival times. Runs without rounds are in `peer.simulate.pairs`, runs in several processes in
 `peer.simulate.parallel`.
 """
 
@@ -23,10 +23,10 @@ class Simulator(VirtualRun[Participant]):
 
     def _built(self) -> None:
         self._ready: list[tuple[int, float]] = []
-        """(peer, since when) of those that wait for the others (stacked only)."""
+        """(peer, time since when) of peers that wait for the others (stacked only)."""
         self._arrived: Counter[tuple[int, int]] = Counter()
-        """(sender, receiver) → frames that came; here a receiver confirms them at once. Only where a round may go on
-        without late neighbours, which alone asks for it."""
+        """(sender, receiver) → frames that arrived; here a receiver confirms them at once. Filled only if rounds may go
+        on without late neighbours, which alone needs it."""
         if self._rows is not None:
             self._rows.algorithms = [participant.algorithm for participant in self.participants]
 
@@ -52,7 +52,7 @@ class Simulator(VirtualRun[Participant]):
         self._perform(event, *self._outcome(event, self.now))
 
     def _outcome(self, event: Event, now: float) -> tuple[Effects, Finished | None]:
-        """Let an event happen to its peer; return what that asks for, and the round that it completed, if any."""
+        """Let an event happen to its peer; return its effects, and the round that it completed, if any."""
         effects = self._call(event, now)
         if effects.record is None:
             return effects, None
@@ -72,7 +72,7 @@ class Simulator(VirtualRun[Participant]):
         return self.participants[event.peer].timer(now)
 
     def _perform(self, event: Event, effects: Effects, finished: Finished | None) -> None:
-        """Do what an event asks for."""
+        """Perform the effects of an event."""
         peer = subject(event)
         self.deliver(peer, effects.frames)
         # After a message the timer may be due earlier: each neighbour can have a deadline of its own.
@@ -82,7 +82,7 @@ class Simulator(VirtualRun[Participant]):
             self._finish_round(finished)
 
     def _receipts(self, sender: int, receiver: int) -> tuple[int, int]:
-        """Return (how many frames of a link have arrived, how many were sent)."""
+        """Return (number of frames of a link that arrived, number sent)."""
         return self._arrived[sender, receiver], self._links.get((sender, receiver), [0])[0]
 
     def _ready_for_step(self, peer: int, now: float) -> None:
@@ -98,7 +98,7 @@ class Simulator(VirtualRun[Participant]):
                 self._agenda.add(since + self._step_s[other], StepDone(other))
 
     def _keep_to_budget(self, participant: Participant, now: float) -> float:
-        """Return when the next round may start; tell the budget what the packets of the virtual links come to."""
+        """Return when the next round may start; tell the budget the packet bytes of the virtual links."""
         if participant.budget is not None:
             overhead = self._network.model.overhead_bytes
             for receiver in self.setup.schedule.all_receivers(participant.peer):

@@ -28,7 +28,7 @@ class StackedRows:
     """Computes the local steps of all peers, a group at a time, and hands each its row."""
 
     def __init__(self, setup: RunSetup) -> None:
-        """Raises ConfigError where peers cannot be stacked."""
+        """Raises ConfigError if peers cannot be stacked."""
         config = setup.config
         if config.rounds.late == "skip":
             raise ConfigError(
@@ -48,7 +48,7 @@ class StackedRows:
             base=setup.base,
         )
         self.algorithms: Sequence[Algorithm] = ()
-        """Of all peers, whose models are read; to be set before the first round."""
+        """Algorithms of all peers, whose models are read; to be set before the first round."""
         self._steps: dict[int, _GroupSteps] = {}
         """Group → its local steps, until the last of its peers has taken its own."""
 
@@ -88,7 +88,7 @@ class StackedRows:
 
 @dataclass
 class _GroupSteps:
-    """The local steps of a group of peers, and how many of them have yet to take theirs."""
+    """The local steps of a group of peers, and the number of peers that have yet to take theirs."""
 
     round: int
     result: StackedStep

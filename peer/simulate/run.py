@@ -33,7 +33,7 @@ log = logging.getLogger("sotto")
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulation leaves behind."""
+    """Results of a simulation."""
 
     summary: Summary
     models: list[FloatArray]
@@ -41,7 +41,7 @@ class Simulation:
     averaged: FloatArray
     """Σ x_i / Σ u_i, float32[n]."""
     trainer: Trainer
-    """Of peer 0: to evaluate or save any of the models."""
+    """Trainer of peer 0: to evaluate or save any of the models."""
 
 
 def run(
@@ -62,10 +62,10 @@ def run(
 ) -> Simulation:
     """Simulate a run and leave metrics, averaged model and summary in `directory`, if given: it exists and is empty.
 
-    `workers`: how many processes compute; no bit depends on it. `baseline`: also train one process on all data, to
-    compare with. `command`: the line that started it. Where the precision is "fastest", it is measured once for all
-    peers, and `directory` gets a configuration with the one that was chosen. Raises DivergenceError (with the summary
-    of what there was already written) and whatever is wrong with the configuration.
+    `workers`: number of processes that compute; no bit depends on it. `baseline`: also train one process on all data,
+    for comparison. `command`: the line that started it. If the precision is "fastest", it is measured once for all
+    peers, and `directory` gets a configuration with the chosen one. Raises DivergenceError (with the summary so far
+    already written) and the errors of the configuration.
     """
     started = time.monotonic()
     config, chosen = settle_precision(config, base, num_peers)
@@ -118,7 +118,7 @@ def run(
 
 
 class _Options(TypedDict):
-    """What all kinds of simulated runs are built with."""
+    """Arguments of all kinds of simulated runs."""
 
     num_peers: int
     metrics: MetricsStore

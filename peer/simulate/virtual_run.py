@@ -1,4 +1,4 @@
-"""What runs with and without rounds share on the virtual clock: the agenda, links, evaluations and records."""
+"""Common part of runs with and without rounds on the virtual clock: the agenda, links, evaluations and records."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from peer.train.threads import use_one_thread
 log = logging.getLogger("sotto")
 
 MODELS_EVALUATED_MAX = 64
-"""With more peers than this, only so many, evenly spread, are evaluated one by one (and the averaged model)."""
+"""Most peers that are evaluated one by one, evenly spread (beside the averaged model)."""
 
 PROGRESS_EVERY_S = 0.25
-"""How often somebody is told of the progress of a run."""
+"""Seconds between reports of a run's progress."""
 
 AnyParticipant = TypeVar("AnyParticipant", Participant, PairParticipant)
 
@@ -63,7 +63,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """What a peer waited for is due."""
+    """A peer's timer is due."""
 
     peer: int
 
@@ -73,19 +73,19 @@ Event: TypeAlias = StepDone | Arrival | Timer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A completed round of a peer, as the run looks at it."""
+    """A completed round of a peer, for the run's own use."""
 
     record: RoundRecord
     done: int
-    """How many rounds the peer has completed."""
+    """Rounds that the peer has completed."""
     reason: str | None
     """Why the run should stop after it."""
     state: tuple[FloatArray, float] | None
-    """(x, u), where models are evaluated after this round."""
+    """(x, u) if models are evaluated after this round."""
 
 
 class VirtualRun(ABC, Generic[AnyParticipant]):
-    """What simulated runs with and without rounds share: peers, virtual links, evaluation, progress."""
+    """Common part of simulated runs with and without rounds: peers, virtual links, evaluation, progress."""
 
     has_rounds: ClassVar[bool] = True
 
@@ -104,11 +104,10 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         after_evaluation: Callable[[EvaluationRecord], None] | None = None,
         loops: Sequence[PeerTrainer] = (),
     ) -> None:
-        """`step_s`: virtual seconds of a local step; `slow`: peer → how many times slower it is; `stacked`: train all
-        peers as one batch (equal to one by one within float32 rounding). `after_round` is told of every completed
-        round of every peer, `after_evaluation` of each evaluation of a peer's model. `loops`: what trains each peer,
-        where that is no task. Raises ConfigError for `stacked` without rounds, and for whatever is wrong with the
-        configuration."""
+        """`step_s`: virtual seconds of a local step; `slow`: peer → factor of its step time; `stacked`: train all peers
+        as one batch (equal to one by one within float32 rounding). `after_round` is called for every completed round of
+        every peer, `after_evaluation` for each evaluation of a peer's model. `loops`: trainer of each peer, if there is
+        no task. Raises ConfigError for `stacked` without rounds, and for a faulty configuration."""
         if stacked and not self.has_rounds:
             raise ConfigError(
                 f"{config.algorithm.name} has no rounds, so its peers cannot be trained as one batch",
@@ -128,7 +127,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         self._network = VirtualNetwork(links or LinkModel())
         self._step_s = [step_s * (slow or {}).get(peer, 1.0) for peer in range(num_peers)]
         self._trainers: list[PeerTrainer] = [*loops]
-        """One for each peer; only that of peer 0 where all train as one batch."""
+        """One trainer for each peer; only that of peer 0 if all train as one batch."""
         if not loops:
             first = self.setup.trainer(0)
             first.try_own_task()
@@ -142,7 +141,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             self.participants.append(self._make_participant(peer, steps))
         self._agenda: Agenda[Event] = Agenda()
         self._snapshots: dict[int, dict[int, tuple[FloatArray, float]]] = {}
-        """Evaluation round → peer → (x, u), until all peers have come there."""
+        """Evaluation round → peer → (x, u), until all peers have reached it."""
         self._links: dict[tuple[int, int], list[int]] = {}
         """(sender, receiver) → frames, payload bytes, frame bytes."""
         self._totals = [_Totals() for _ in range(num_peers)]
@@ -152,10 +151,10 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         self._built()
 
     def _built(self) -> None:
-        """Prepare what a subclass needs beside the peers, which are there."""
+        """Prepare a subclass's needs beside the peers, which exist by then."""
 
     def _prepared(self, setup: RunSetup) -> RunSetup:
-        """Return what the peers share; a subclass may change it before there are any."""
+        """Return the setup of the peers; a subclass may change it before they are made."""
         return setup
 
     @abstractmethod
@@ -175,12 +174,12 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         """Let a peer begin its next round."""
 
     def _finish(self) -> None:
-        """Do what is left when nothing happens any more."""
+        """Do the remaining work when no events are left."""
 
     def run(
         self, *, stop: threading.Event | None = None, on_progress: Callable[[Progress], None] | None = None
     ) -> bool:
-        """Run to the last round; return whether it came there (False: `stop` was set). Raises DivergenceError."""
+        """Run to the last round; return whether it was reached (False: `stop` was set). Raises DivergenceError."""
         started = shown = time.monotonic()
         self._start()
         events = 0
@@ -205,7 +204,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             self._handle(event)
 
     def progress(self, elapsed_s: float) -> Progress:
-        """Return how far the run has come."""
+        """Return the progress of the run."""
         shown = range(self.num_peers) if self.num_peers <= 64 else range(0, self.num_peers, self.num_peers // 32)
         return Progress(
             phase="simulating",
@@ -263,7 +262,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             self._agenda.add(arrival, Arrival(outgoing.receiver, sender, outgoing.frame))
 
     def _finished(self, participant: AnyParticipant, record: RoundRecord) -> Finished:
-        """Return what the run has to know of a round that a peer has completed."""
+        """Return the facts that the run needs of a round that a peer has completed."""
         done, state, algorithm = participant.round, None, participant.algorithm
         if self._is_evaluated(done):
             # Stacked peers wait for each other after each round: nobody's model changes before the last one is there.
@@ -322,8 +321,8 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             self._metrics.flush()
 
     def _is_average(self, peer: int, split: Split, models: Sequence[FloatArray], averaged: FloatArray) -> bool:
-        """Return whether a peer's evaluation is that of the averaged model: where all hold one model, and norms have no
-        statistics that a peer has of its own."""
+        """Return whether a peer's evaluation is that of the averaged model: if all hold one model, and no peer has
+        statistics of norms of its own."""
         trainer = self.trainer
         is_function_of_model = isinstance(trainer, Trainer) and next(trainer.model.buffers(), None) is None
         return is_function_of_model and split == "test" and np.array_equal(models[peer], averaged)
@@ -334,18 +333,18 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         return self.trainer.evaluate(model)
 
     def _evaluate_peers(self, wanted: Sequence[tuple[int, Split]], models: Sequence[FloatArray]) -> list[Evaluation]:
-        """Return how the models of some peers do on a split."""
+        """Return the evaluations of some peers' models on a split."""
         return [self._evaluate_peer(peer, models[peer], split) for peer, split in wanted]
 
     def _evaluate_peer(self, peer: int, model: FloatArray, split: Split) -> Evaluation:
-        """Return how a peer's model does on a split; only its own trainer has its statistics of norms."""
+        """Return the evaluation of a peer's model on a split; only its own trainer has its statistics of norms."""
         if self._rows is not None:
             return self._rows.trainer.evaluate_one(peer, model)
         return self._trainers[peer].evaluate(model, split)
 
 
 class naming:
-    """Let an error of divergence name the peer that it was found at. A class, since every event enters it."""
+    """Let an error of divergence name the peer at which it was found. A class, since every event enters it."""
 
     __slots__ = ("_event",)
 
@@ -361,7 +360,7 @@ class naming:
 
 
 def subject(event: Event) -> int:
-    """Return the peer that an event happens to."""
+    """Return the peer to which an event happens."""
     return event.receiver if isinstance(event, Arrival) else event.peer
 
 
@@ -387,7 +386,7 @@ class _Totals:
 
 @dataclass(frozen=True)
 class _Models(Sequence[FloatArray]):
-    """z = x / u of each peer, computed when it is asked for: 100,000 models at once would take twice the memory."""
+    """z = x / u of each peer, computed on demand: 100,000 models at once would take twice the memory."""
 
     states: Sequence[tuple[FloatArray, float]]
 

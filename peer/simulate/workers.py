@@ -1,11 +1,11 @@
 """Worker processes of one simulation: each holds some of the peers, and answers for them.
 
 The simulation is built once and then forked, so that every worker has the peers, the data and the graph without a copy
-being sent. The agenda, the links and the figures of the run stay in the first process, which tells the workers what
-happens to their peers and when. Calls that happen in the same stretch of virtual time concern different peers, or come
-in order to the same one; so their outcomes do not depend on how many workers there are.
+being sent. The agenda, the links and the figures of the run stay in the first process, which tells the workers the
+events of their peers and their times. Calls in the same stretch of virtual time concern different peers, or come in
+order to the same one, so their outcomes do not depend on the number of workers.
 
-What goes through the pipes is a JSON text and the bytes that it speaks of (frames, models), nothing else.
+The pipes carry a JSON text and the bytes to which it refers (frames, models), nothing else.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from peer.errors import ConfigError, LocalProtocolError
 Packed: TypeAlias = tuple[Any, Sequence[bytes | memoryview]]
 """JSON values, and the bytes that go with them."""
 Answer: TypeAlias = Callable[[Any, Sequence[memoryview]], Packed]
-"""What a worker does with a request."""
+"""A worker's answer to a request."""
 
 
 class Workers:
     """The workers of one simulation; a context manager that ends them."""
 
     def __init__(self, parts: Sequence[range], answer: Answer) -> None:
-        """Fork one worker for each part of the peers. `answer` is called there. Raises ConfigError where processes
-        cannot be forked."""
+        """Fork one worker for each part of the peers. `answer` is called there. Raises ConfigError if processes cannot
+        be forked."""
         if "fork" not in multiprocessing.get_all_start_methods():
             raise ConfigError("needs a system that can fork processes", key="--workers", valid="1")
         self.parts = list(parts)
@@ -43,7 +43,7 @@ class Workers:
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
         context = multiprocessing.get_context("fork")
-        # What exists by now is left out of the collections of the workers: those would copy every page of it.
+        # Objects that exist by now are left out of the workers' collections, which would copy every page of them.
         gc.freeze()
         for _ in self.parts:
             ours, theirs = context.Pipe()
