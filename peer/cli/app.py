@@ -88,7 +88,7 @@ class _Commands(MutableMapping[str, click.Command]):
 
 
 class SottoGroup(click.Group):
-    """The group that turns whatever goes wrong below it into one sentence on stderr and an exit code."""
+    """The group that turns any error below it into one sentence on stderr and an exit code."""
 
     command_class = SottoCommand
     group_class = type
@@ -269,7 +269,7 @@ class StopOnSignal:
 
 
 class LineFormatter(logging.Formatter):
-    """Writes one line for each record, whoever a text in it comes from; what follows it is indented."""
+    """Writes one line for each record, whatever the source of its texts; further lines are indented."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line, without escape sequences."""
@@ -281,7 +281,7 @@ class LineFormatter(logging.Formatter):
 
 
 def raise_log_level() -> None:
-    """Log what a daemon does even without -v: it has no other way to speak."""
+    """Log a daemon's actions even without -v: it has no other way to speak."""
     root = logging.getLogger()
     root.setLevel(min(root.level or logging.WARNING, logging.INFO))
 

@@ -214,7 +214,7 @@ def rejoin(config_file: Path | None, as_json: bool) -> int:
 def _tell(
     answers: list[dict[str, Any]], as_json: bool, lines: Callable[[dict[str, Any]], list[str]], *, many: bool = False
 ) -> int:
-    """Print what the peers answered; return the exit code. `many`: JSON is a list though there may be one answer."""
+    """Print the peers' answers; return the exit code. `many`: JSON is a list though there may be one answer."""
     if as_json:
         print_json(answers if many else answers[0])
     else:
@@ -295,7 +295,7 @@ def _said(answer: dict[str, Any] | SottoError) -> dict[str, Any]:
 def _settle(
     answer: dict[str, Any], config: Config, base: Path, peer: int | PeerAddress | None, others: list[dict[str, Any]]
 ) -> None:
-    """Put what is known of a silent peer in the place of the error."""
+    """Put the known standing of a silent peer in the place of the error."""
     from peer.ops import standing
 
     found = standing.from_answers(answer["name"], others)

@@ -96,7 +96,7 @@ def fetch(name: str, output: Path | None, mirror: str | None, as_json: bool) -> 
 
 @contextmanager
 def _bars() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Within this context calls of what is returned move one bar for each file, where a person is watching."""
+    """Within this context, calls of the returned function move one bar for each file, where a person is watching."""
     if not is_interactive():
         yield lambda name, done, total: None
         return

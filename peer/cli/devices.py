@@ -79,8 +79,8 @@ def sign(
 
 
 def passphrase_of(directory: Path) -> bytes | None:
-    """Return the passphrase of the key of a cluster's authority, from the environment or from whoever is asked; None if
-    it has none."""
+    """Return the passphrase of the key of a cluster's authority, from the environment or from a prompt; None if it has
+    none."""
     from peer.ops import enrollment
 
     if not enrollment.needs_passphrase(directory):

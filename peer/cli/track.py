@@ -93,7 +93,7 @@ def track(directory: Path, kinds: tuple[str, ...], every: int, follow: bool, as_
 
 
 def _hand_over(follower: Follower, trackers: list[Tracker]) -> int:
-    """Hand over what is new; return how many points that were."""
+    """Hand over new figures; return the number of points."""
     points = 0
     for point in follower.new():
         points += 1

@@ -1,4 +1,4 @@
-"""Every option of a run, with its unit in its name and one sentence that says what it does.
+"""Every option of a run, with its unit in its name and one sentence on its effect.
 
 One TOML file configures one peer. The shared sections are the same on every device of a run; peers compare their
 digest in the hello. `load` reads and checks a file; `SECTIONS` is the schema that `sotto init` prints. This module
@@ -148,7 +148,7 @@ class GraphOptions(Section):
     """A graph (`sotto list graphs`), or a list of graphs that take turns."""
     weights: Literal["auto", "uniform", "metropolis", "explicit"] = "auto"
     """uniform: each sender splits its weight evenly (column stochastic). metropolis: doubly stochastic, for undirected
-    graphs. explicit: those that the graph or its file defines. auto: what suits graph and algorithm."""
+    graphs. explicit: those that the graph or its file defines. auto: the choice that suits graph and algorithm."""
     period: Count = 1
     """Duration of each graph where several take turns, in units of `period_unit`."""
     period_unit: Literal["rounds", "epochs"] = "rounds"
@@ -226,7 +226,7 @@ class CompressorOptions(Section):
     bits: Annotated[int, Field(ge=1, le=16)] = 8
     """qsgd, modulo: bits per number."""
     unbiased: bool | None = None
-    """qsgd, random_k: whether to use the unbiased variant. The default is what the algorithm's theory requires."""
+    """qsgd, random_k: whether to use the unbiased variant. The default follows the algorithm's theory."""
     step: Positive = 0.01
     """grid: distance between two levels."""
     rounding: Literal["nearest", "stochastic", "dither"] | None = None
@@ -238,8 +238,9 @@ class CompressorOptions(Section):
     """entropy: spend processor time on fewer bytes. packed: every number takes its full width, for links that carry
     more than the coder's 0.2 GB/s of float32 values."""
     budget_kbytes_per_s: Positive | None = None
-    """Limit on what this peer sends over each link, headers included. A controller lowers fraction or bits to fit, and
-    the peer waits where that is not enough. Peers may set different limits, but either all set one or none does."""
+    """Limit on the data that this peer sends over each link, headers included. A controller lowers fraction or bits to
+    fit, and the peer waits where that is not enough. Peers may set different limits, but either all set one or none
+    does."""
 
 
 class TrainingOptions(Section):
@@ -565,7 +566,7 @@ class Config(Section):
         # The capacity of its links is, too; only the existence of a limit affects the averaging rate.
         job["compressor"]["budget_kbytes_per_s"] = self.compressor.budget_kbytes_per_s is not None
         job["training"]["momentum"] = self.momentum_rule
-        # Earlier releases had a number in place of what depends on `theta`.
+        # Earlier releases had a number in place of the value that depends on `theta`.
         job["algorithm"]["theta_value"] = 2.0 if self.algorithm.theta_value is None else self.algorithm.theta_value
         for section, key in _LATER_OPTIONS:
             options = getattr(self, section)
@@ -639,7 +640,7 @@ def load(
     """Return the checked configuration of a file with environment and `section.key=value` overrides applied.
 
     Without a path the defaults are the base; with `new_job` and no other task, with what `DIGITS_JOB` sets. Raises
-    ConfigError that names file, key, value and what is valid.
+    ConfigError that names file, key, value and the valid values.
     """
     tree = read_toml(path) if path is not None else {}
     environment = os.environ if environment is None else environment

@@ -1,4 +1,4 @@
-"""Describes in words what an option accepts, from the types in `config/options.py` alone.
+"""Describes in words the values that an option accepts, from the types in `config/options.py` alone.
 
 Error messages, the file that `sotto init` writes and docs/configuration.md take their words from this module, so they
 cannot disagree with what is checked.

@@ -127,7 +127,7 @@ class Background(Host):
         return config.run.rounds - final_rounds(config, parts.common.local.setup.schedule) - 1
 
     def _parts(self, steps: LoopSteps, config: Config) -> Parts:
-        """Return the parts of the daemon; what passes by itself, as after a boot, is waited for. Raises SottoError."""
+        """Return the parts of the daemon; passing obstacles, as after a boot, are waited out. Raises SottoError."""
         base, patience = self._path.parent, Patience(config, self._path.parent)
         while True:
             try:
@@ -220,7 +220,7 @@ class Background(Host):
 
 
 class Messenger:
-    """Tells a script what happens (`daemon.watcher.Watcher`)."""
+    """Tells a script about events (`daemon.watcher.Watcher`)."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting

@@ -43,7 +43,7 @@ _SPARSE = {
 def pack(value: object, place: str) -> dict[str, npt.NDArray[Any]]:
     """Return a value as arrays in memory of their own. `place` says where it comes from.
 
-    Raises UsageError for what is neither a tensor, an array, nor a plain value, with the place where it was found.
+    Raises UsageError, with its place, for a value that is no tensor, no array and no plain value.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     text = json.dumps(_packed(value, place, arrays))
@@ -165,7 +165,7 @@ Keepable: TypeAlias = Stateful | torch.Generator | np.random.Generator | np.rand
 
 
 class _Numbers:
-    """A generator of random numbers as what `Kept` saves."""
+    """A generator of random numbers in the form that `Kept` saves."""
 
     def __init__(self, get: Callable[[], Any], set_: Callable[[Any], object]) -> None:
         self._get, self._set = get, set_
@@ -196,8 +196,8 @@ def _groups(each: object) -> list[dict[str, Any]]:
 
 
 class Kept:
-    """The objects of a script whose state is saved with the model: whatever has `state_dict` and `load_state_dict`, and
-    generators of random numbers."""
+    """The objects of a script whose state is saved with the model: any object with `state_dict` and `load_state_dict`,
+    and generators of random numbers."""
 
     def __init__(self, objects: Sequence[Keepable]) -> None:
         """Raises UsageError for an object that has not both, or that is listed twice."""
@@ -273,7 +273,7 @@ class Kept:
         return None
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return the modules among the objects, by what they are called in sentences."""
+        """Return the modules among the objects, by their names in sentences."""
         named = enumerate(zip(self._given, self._kinds, strict=True))
         return {f"keep[{k}] ({kind})": each for k, (each, kind) in named if isinstance(each, nn.Module)}
 
@@ -281,7 +281,7 @@ class Kept:
         return pack(self._objects[number].state_dict(), f"keep[{number}].state_dict()")
 
     def pack(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the states of all objects, and of what kind they are. Raises UsageError for what cannot be kept."""
+        """Return the states of all objects, and their kinds. Raises UsageError for objects that cannot be kept."""
         groups = {"kept": pack(self._kinds, "keep")}
         groups |= {f"kept.{number}": self._packed(number) for number in range(len(self._objects))}
         return grouped(**groups)
@@ -297,7 +297,7 @@ class Kept:
             state = unpack(group(arrays, f"kept.{number}"))
             try:
                 each.load_state_dict(state)
-            except Exception as error:  # Code of others: whatever it raises, it does not take what it returned.
+            except Exception as error:  # Code of others: any error means that it refuses its own state.
                 raise StateError(
                     f"keep[{number}] ({kinds[number]}) does not take the state that it had: {error}"
                 ) from error

@@ -107,7 +107,7 @@ class LoopSteps(RecordedSteps):
 
     def anew(self, meeting: Meeting, script: Arrays) -> LoopSteps:
         """Return the local steps of the same script for a peer that joins the run once more, without outer momentum:
-        the model that the run began with stays what it was."""
+        the model that the run began with stays the same."""
         fresh = copy.copy(self)
         fresh.meeting, fresh.script, fresh.was_restored = meeting, script, False
         fresh._momentum = make_momentum(self._options)
@@ -205,9 +205,9 @@ class LoopSteps(RecordedSteps):
         self.was_restored = True
 
     def state(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Return the outer momentum, and what the script goes on with."""
+        """Return the outer momentum, and the state with which the script goes on."""
         model = self._start_model
-        # All but the first is what earlier releases neither wrote nor read.
+        # Earlier releases neither wrote nor read any but the first.
         parts = {
             "digest": model.whole.encode(),
             "parameters": model.digest + model.parameters.entries,
@@ -219,7 +219,7 @@ class LoopSteps(RecordedSteps):
         return grouped(momentum=self._momentum.state(), script=self.script, **groups)
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned."""
+        """Restore a result of `state`."""
         momentum, repeats = group(state, "momentum"), group(state, "repeats")
         for name, vector in (("outer momentum", momentum.get("m")), ("the repeated round", repeats.get("model"))):
             if vector is not None and vector.shape != self._start.shape:

@@ -143,7 +143,7 @@ class Meeting:
             return events
 
     def abandon(self) -> None:
-        """Answer nothing any more: whatever is asked raises StepAbandoned there, and `next` returns the end only."""
+        """Answer nothing any more: requests raise StepAbandoned there, and `next` returns the end only."""
         with self._changed:
             self._abandoned = True
             self._changed.notify_all()

@@ -32,7 +32,7 @@ _REFUSED_MODELS = {
     "PipelineEngine": "is a DeepSpeed engine, which owns the parameters and steps by itself",
     "DistributedDataParallel": "averages its gradients with other processes already (DistributedDataParallel)",
 }
-"""Name of a class → what is wrong with a module of it, and with those inside."""
+"""Name of a class → fault of its modules, and of modules inside them."""
 
 _MADE_OF = "the seed that is set before the model is built (torch.manual_seed), and the file that it is loaded from,"
 
@@ -161,7 +161,7 @@ class ExchangedParameters:
         return {name: each.detach() for name, each in self.private.items()}
 
     def load_own(self, kept: Mapping[str, torch.Tensor]) -> None:
-        """Set private parameters to what `own` returned. Raises StateError if they are those of another model."""
+        """Set private parameters to a result of `own`. Raises StateError if they are those of another model."""
         for name, value in kept.items():
             if name not in self.private or self.private[name].shape != value.shape:
                 raise StateError(f"the state folder holds {name}, {_described(value)}, which is not private here")
@@ -199,11 +199,11 @@ class ExchangedParameters:
         return {name: module.get_extra_state() for name, module in modules if type(module).get_extra_state is not plain}
 
     def load_extra_states(self, kept: Mapping[str, Any]) -> None:
-        """Give modules what `extra_states` returned of them. Raises StateError if it is that of another model."""
+        """Give modules their states from `extra_states`. Raises StateError if it is that of another model."""
         for name, value in kept.items():
             try:
                 self.model.get_submodule(name).set_extra_state(value)
-            except Exception as error:  # Code of others: whatever it raises, it does not take what it returned.
+            except Exception as error:  # Code of others: any error means that it refuses its own state.
                 raise StateError(f"module {name!r} does not take the extra state that it had: {error}") from error
 
     def _exchanged_now(self) -> dict[str, nn.Parameter]:
@@ -242,7 +242,7 @@ def _private(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Paramete
 
 
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield what requires a gradient and holds any number."""
+    """Yield the non-empty parameters that require a gradient."""
     named = model.named_parameters()
     # Whether a lazy parameter holds numbers is not known yet.
     return ((name, each) for name, each in named if each.requires_grad and (is_lazy(each) or each.numel()))

@@ -202,8 +202,8 @@ class Peer:
     def done(self) -> bool:
         """Whether there is nothing left to train: the run is complete, or this peer was stopped.
 
-        Read it at the head of the loop. A script that is started again goes on there, from what the script had when it
-        read this first since the exchange.
+        Read it at the head of the loop. A script that is started again goes on there, from its state when it read this
+        first since the exchange.
         """
         caller = sys._getframe(1)
         self._pass_by((caller.f_code, caller.f_lineno))
@@ -309,7 +309,7 @@ class Peer:
         it hands over the steps and takes the model of the exchange before. If the others have declared this peer lost,
         any call drops the steps since the last exchange, waits until the peer takes part again, and writes the model
         that it gets into the parameters. Returns whether the parameters were written. `loss` is only reported. Raises
-        UsageError for a model that has changed, and what ended the peer otherwise.
+        UsageError for a model that has changed, and otherwise the error that ended the peer.
         """
         self._check_call("step")
         if self._is_done:
@@ -494,13 +494,13 @@ class Peer:
         self._passes_head = False
 
     def _move_to(self, model: Vector) -> None:
-        """Write a mixed model into the parameters, and move by as much whatever the optimizers hold beside them."""
+        """Write a mixed model into the parameters, and move the optimizers' copies of them by as much."""
         if self._mixes and not self._copies.is_empty:
             self._copies.move_(self._parameters.displacements(model))
         self._parameters.write(model)
 
     def _pass_by(self, place: object) -> None:
-        """Note what the script has at the head of its loop: what it did behind the exchange is done."""
+        """Note the script's state at the head of its loop: its work behind the exchange is done."""
         is_script = os.getpid() == self._process and self._state == "training"
         if not is_script or not self._awaits_step or threading.current_thread() is not self._meeting.owner:
             return
@@ -533,7 +533,7 @@ class Peer:
         return None if not self._overlap and self._parameters.is_at(self._base) else self._parameters.vector()
 
     def _await_request(self) -> None:
-        """Do what the peer asks until it asks to train, or has ended."""
+        """Serve the peer's requests until it asks to train, or has ended."""
         while True:
             match self._meeting.next():
                 case None:
@@ -632,7 +632,7 @@ class Peer:
         return options.model_copy(update={"momentum": "none"}) if of_mean else options
 
     def _resume(self, script: Arrays) -> Vector | None:
-        """Go on from what `_script_state` returned; return the model that it was given."""
+        """Go on from a result of `_script_state`; return the model that it was given."""
         state = unpack(group(script, "script"))
         self._kept.add_groups(state.get("groups", {}), self._parameters.model)
         self._kept.load(script)

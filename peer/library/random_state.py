@@ -38,7 +38,7 @@ class RandomNumbers:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Leave the generators as they were, whatever is drawn inside."""
+        """Leave the generators as they were, despite draws inside."""
         state = self.state()
         try:
             yield

@@ -68,16 +68,15 @@ def simulate(
     step_s: float = 0.0,
     slow: Mapping[int, float] | None = None,
 ) -> Simulation[Result]:
-    """Run the scripts of all peers in this process, and return what came of them.
+    """Run the scripts of all peers in this process, and return the result.
 
-    - `script(place)` does what the script of one device does: it builds model and loader, and calls
-      `join(model, place, …)` once.
+    - `script(place)` is the script of one device: it builds model and loader, and calls `join(model, place, …)` once.
     - `config`: path of a configuration with `training.task = "loop"`. `peers`: how many there are, by default those
       that it lists.
     - `rate_kbit_s`, `latency_s`: bandwidth and delay of each link, on the virtual clock. `step_s`: virtual seconds of
       the local steps of a round; `slow`: peer → how many times slower it is.
 
-    Raises whatever a script raises.
+    Raises any error of a script.
     """
     path = Path(config).resolve()
     read = _with_peers(load(Path(config)), peers)
@@ -227,7 +226,7 @@ class _Script(Host, Generic[Result]):
             self._thread.join()
 
     def raise_error(self) -> None:
-        """Raise what the script raised by itself."""
+        """Raise the script's own error."""
         if self._error is not None and not isinstance(self._error, StepAbandoned):
             raise self._error
 

@@ -2,8 +2,8 @@
 
 Mixing writes the parameters. An optimizer that holds weights of its own beside them would pull the parameters back to
 where they were, or never hear of the others: z of schedule-free optimizers, the slow weights of Lookahead, the float32
-masters that others copy into the model. All of these are sums of the parameters and of what the device has done, so
-that moving them by the same displacement as the parameters leaves everything between them as it was.
+masters that others copy into the model. All of these are sums of the parameters and of the device's own steps, so that
+moving them by the same displacement as the parameters leaves everything between them as it was.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class WeightCopies:
         return [[number, key] for number, key in sorted(self._found)]
 
     def restore(self, state: Sequence[Sequence[Any]]) -> None:
-        """Take back what `state` returned."""
+        """Restore a result of `state`."""
         self._found = {(number, key) for number, key in state if number < len(self._optimizers)}
         self._looked_at |= self._found
 

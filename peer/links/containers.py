@@ -25,10 +25,11 @@ def process_of(container: str) -> int:
 
 
 def shape(pid: int, interface: str, profile: Profile) -> str | None:
-    """Limit what leaves a container, named by the id of its first process; return what could not be done.
+    """Limit the traffic that leaves a container, named by the id of its first process; return a sentence on limits that
+    could not be set.
 
-    netem adds the latency and the loss where the kernel has it. Raises LinkError if not even the rate can be
-    limited, or if netem refuses what it is asked for. Shaping again replaces what was there.
+    netem adds the latency and the loss where the kernel has it. Raises LinkError if not even the rate can be limited,
+    or if netem refuses what it is asked for. Shaping again replaces earlier limits.
     """
     inside = ["nsenter", "--target", str(pid), "--net", "tc"]
     subprocess.run([*inside, "qdisc", "del", "dev", interface, "root"], capture_output=True, check=False)
@@ -48,6 +49,6 @@ def shape(pid: int, interface: str, profile: Profile) -> str | None:
 
 
 def release(pid: int, interface: str) -> None:
-    """Take back what `shape` did."""
+    """Undo `shape`."""
     command = ["nsenter", "--target", str(pid), "--net", "tc", "qdisc", "del", "dev", interface, "root"]
     subprocess.run(command, capture_output=True, check=False)

@@ -46,7 +46,7 @@ class Measured:
 
     @property
     def is_right(self) -> bool:
-        """Whether the link is what was asked for."""
+        """Whether the link is as requested."""
         return self.round_trip_is_right and (self.rate_is_right or self.loses_packets)
 
 

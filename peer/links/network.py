@@ -148,7 +148,7 @@ class LinkNetwork:
         return self._count(device, "tx_bytes")
 
     def close(self) -> None:
-        """Kill what still runs on the devices, and remove everything."""
+        """Kill all processes on the devices, and remove everything."""
         for name in self._names:
             remove_namespace(name)
         if self._switch is not None:
@@ -214,7 +214,7 @@ class LinkNetwork:
 
 
 def clean() -> list[str]:
-    """Remove the namespaces of processes that are gone, with what runs inside; return their names."""
+    """Remove the namespaces of processes that are gone, with the processes inside; return their names."""
     listing = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
     removed = []
     for line in listing.splitlines():
@@ -245,7 +245,7 @@ def add_namespace(name: str) -> None:
 
 
 def remove_namespace(name: str) -> None:
-    """Kill what runs in a namespace and remove it."""
+    """Kill the processes in a namespace and remove it."""
     until = time.monotonic() + _REMOVE_S
     while time.monotonic() < until:
         inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout

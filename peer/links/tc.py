@@ -43,7 +43,7 @@ def queue_bytes(profile: Profile, rate_kbit: float) -> int:
 
 
 def run(*command: str) -> str:
-    """Run a command; return what it printed. Raises LinkError with its complaint."""
+    """Run a command; return its output. Raises LinkError with its complaint."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LinkError(f"{' '.join(command)}: {done.stderr.strip()}")

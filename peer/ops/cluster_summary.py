@@ -20,8 +20,8 @@ from peer.state.metrics import MetricsStore, Summary, measured
 
 
 def write_cluster_summary(directory: Path, members: Sequence[Member]) -> Summary:
-    """Write what the figures that are here say of the run as summary.json, and return it. Nobody has all models: what
-    needs them is left open. Raises StateError if no peer has recorded a round, or the file cannot be written."""
+    """Write summary.json from the run's figures here, and return it. Nobody has all models: figures that need them are
+    left open. Raises StateError if no peer has recorded a round, or the file cannot be written."""
     config, base = members[0].config, members[0].base
     absent = missing(members)
     stores = _stores(members)

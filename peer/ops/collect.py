@@ -82,7 +82,7 @@ def is_cluster(directory: Path) -> bool:
 
 
 def collect(directory: Path, *, ask: bool = True) -> list[Member]:
-    """Bring the metrics of all peers of a cluster into its folder; return what each of them is.
+    """Bring the metrics of all peers of a cluster into its folder; return their standings.
 
     With `ask`, the peers are asked; otherwise only what is on disk counts. Raises ConfigError for kits that are none,
     StateError if the folder cannot be written.
@@ -199,8 +199,8 @@ def newcomers_of(directory: Path, members: Sequence[Member]) -> list[Member]:
 
 
 def find_standings(members: Sequence[Member], known: Mapping[str, Standing]) -> None:
-    """Find out what became of the peers that did not answer, unless that is known and final. `known`: what was known
-    at earlier times, by name."""
+    """Find the standings of peers that did not answer, unless known and final. `known`: what was known at earlier
+    times, by name."""
     answers = [member.answer for member in members if member.answer is not None]
     for member in members:
         settled = member.standing is not None and member.standing.state in standing.FINAL
@@ -222,7 +222,7 @@ def read_known(directory: Path) -> dict[str, Standing]:
 
 
 def _settle(directory: Path, members: Sequence[Member]) -> None:
-    """Find out what became of the peers that did not answer, and keep what is final for the next time."""
+    """Find the standings of peers that did not answer, and keep final ones for the next time."""
     find_standings(members, read_known(directory))
     final = ((each.name, each.standing) for each in members if each.standing is not None)
     kept = {name: asdict(each) for name, each in final if each.state in standing.FINAL}

@@ -30,7 +30,7 @@ _MOST_UNSIGNED = 64
 _AT_ONCE = 64
 """Calls under way at the same time."""
 _HEARD_S = 20.0
-"""By then, most members have heard of a loss, over links that are busy with a round."""
+"""Time by which most members have heard of a loss, over links that are busy with a round."""
 
 _OPERATOR = {"ca": "ca.pem", "certificate": "operator.pem", "key": "operator.key"}
 
@@ -50,7 +50,7 @@ def call(
 async def ask(
     config: Config, base: Path, peer: int | PeerAddress | None, verb: str, arguments: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Do what `call` does, on the running event loop."""
+    """Act as `call`, on the running event loop."""
     index = config.peer.index if peer is None else peer
     if isinstance(index, int) and not 0 <= index < config.num_peers:
         raise ConfigError(
@@ -83,7 +83,7 @@ class Asked:
 def call_all(
     asked: Sequence[Asked], verb: str, arguments: dict[str, Any] | None = None
 ) -> list[dict[str, Any] | SottoError]:
-    """Do what `ask_all` does, without a running event loop."""
+    """Act as `ask_all`, without a running event loop."""
     return asyncio.run(ask_all(asked, verb, arguments))
 
 

@@ -210,7 +210,7 @@ def _addresses(config: Config) -> Iterator[Finding]:
 async def _neighbor(
     config: Config, security: Access | None, entry: PeerAddress, versions: dict[str, str]
 ) -> list[Finding]:
-    """Look at one neighbour in both directions; add what it runs to `versions`."""
+    """Look at one neighbour in both directions; add its release to `versions`."""
     me = config.peer.index
     if entry.advertise is None:
         return [_unreachable_neighbor(config, entry)]
@@ -243,8 +243,8 @@ async def _full_packets(name: str, address: str) -> Finding | None:
     """Return the finding if small packets reach a neighbour, and full ones do not.
 
     A tunnel on the way takes a part of each packet. If nobody tells the sender, because a firewall drops ICMP, the
-    sender repeats for ever what is too large. No listener knows what to do with zeros: it ends the connection as soon
-    as it has them.
+    sender repeats the too large packet for ever. No listener knows what to do with zeros: it ends the connection as
+    soon as it has them.
     """
     if await _ends_connection(address, b"\0" * FULL_PACKETS_BYTES) or not await _ends_connection(address, b"\0" * 16):
         return None

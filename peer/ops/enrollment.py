@@ -105,7 +105,7 @@ def propose(
 
 
 def admit(directory: Path, proposal: Proposal, *, days: int | None = None, passphrase: bytes | None = None) -> Admitted:
-    """Sign what was proposed; write what the device needs into a folder in the cluster's folder.
+    """Sign a proposal; write the device's files into a folder in the cluster's folder.
 
     That is its certificate, the authority's, and a peer.toml in which it stands at the end of `[[peers]]`. For a peer
     that the list has already, a new certificate alone. It is valid for `days`. Raises ConfigError, SecurityError.
@@ -175,7 +175,7 @@ def revoke(
 
 
 def _keep(directory: Path, identity: Identity, certificate: bytes) -> None:
-    """Keep a copy of what was issued, so that it can be revoked when its device is gone."""
+    """Keep a copy of an issued certificate, so that it can be revoked when its device is gone."""
     write_bytes(directory / ISSUED / f"{identity.name}-{identity.serial:040x}.pem", certificate)
 
 

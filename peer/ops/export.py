@@ -98,7 +98,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A model with what is needed to compute it."""
+    """A model with everything needed to compute it."""
 
     setup: RunSetup
     trainer: Trainer
@@ -298,7 +298,7 @@ def _open(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], *, int8: bool)
 
 
 def _save_int8(opened: _Opened, output: Path) -> dict[str, Mapping[str, float]]:
-    """Write the model in 8 bits, and return the figures of what was written, and of the same in float32."""
+    """Write the model in 8 bits, and return its figures, and those of the same model in float32."""
     trainer, z = opened.trainer, opened.z
     with _written(output):
         metadata = {"task": trainer.task.name, "layout": trainer.layout.digest}
@@ -317,7 +317,7 @@ def _judged(opened: _Opened, model: torch.nn.Module) -> dict[str, float]:
 def _write_beside(
     exported: Exported, beside: Beside, config: Config, opened: _Opened | None, summary: Summary | None
 ) -> Exported:
-    """Write the files beside the model; return what was written, with the figures of int8 in ONNX."""
+    """Write the files beside the model; return the written files, with the figures of int8 in ONNX."""
     inputs: Sequence[str] = ()
     output, figures = exported.files[0], dict(exported.figures)
     if beside.program or beside.onnx or beside.onnx_int8:

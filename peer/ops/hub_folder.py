@@ -42,7 +42,7 @@ def is_of_transformers(text: str) -> bool:
 
 
 def card_heading(text: str) -> str:
-    """Return the lines before a model card from which the Hub knows what it is, for a model with this config.json."""
+    """Return the heading of a model card that tells the Hub about a model with this config.json."""
     of_transformers = ["library_name: transformers", "pipeline_tag: text-classification"]
     library = of_transformers if is_of_transformers(text) else ["library_name: sottovoce"]
     return "\n".join(["---", *library, "tags:", "- sottovoce", "---", "", ""])

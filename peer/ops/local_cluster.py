@@ -81,7 +81,8 @@ _ERROR = r"(?:\d{4}-\S+ \S+ )?sotto: error: "
 _TRACEBACK = re.compile(
     rf"^Traceback \(most recent call last\):\n(?:(?!\d{{4}}-).*\n)*(?={_ERROR}.*\s*\Z)", re.MULTILINE
 )
-"""At the end of a log: what --debug prints before the sentence. Lines of log records begin with the date."""
+"""A traceback at the end of a log, which --debug prints before the sentence. Lines of log records begin with the
+date."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -115,8 +116,8 @@ class Cluster:
         `fork_server`, by default one of the cluster's own; with `launcher`, each is started anew instead, with
         `launcher(index)` before its command, for a network of its own. With a `lineup` the folder holds a run that was
         stopped or broke off, which those peers go on with, and only what joining ones need is written; `config` is that
-        of one of its peers, `num_peers` how many the run began with. With `debug` the peers log the traceback of
-        whatever ends them.
+        of one of its peers, `num_peers` how many the run began with. With `debug` the peers log the traceback of an
+        error that ends them.
         """
         use_one_thread()
         self.directory = directory
@@ -204,7 +205,7 @@ class Cluster:
         self._close_fork_server()
 
     def poll(self) -> list[PeerProgress]:
-        """Read what the peers have written since the last call; return where each of them is."""
+        """Read the peers' new rows since the last call; return the progress of each."""
         for index in range(len(self.numbers)):
             self._poll_peer(index)
         self._evaluate_new_models()
@@ -249,7 +250,7 @@ class Cluster:
         return all(process.poll() is not None for process in self.processes)
 
     def last_words(self, index: int) -> str:
-        """Return the last line that a peer logged, without what `sotto` puts in front of errors."""
+        """Return the last line that a peer logged, without `sotto`'s prefix of errors."""
         lines = self._log(index).strip().splitlines()
         return re.sub(f"^{_ERROR}", "", lines[-1]) if lines else "it logged nothing"
 

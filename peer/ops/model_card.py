@@ -100,7 +100,7 @@ def _partition(config: Config) -> str:
 
 
 def _figures(facts: CardFacts) -> list[tuple[str, dict[str, str]]]:
-    """Return for each model what its figures are: those of the run, and those of files that were measured."""
+    """Return the figures of each model: those of the run, and those of files that were measured."""
     summary, rows = facts.summary, []
     if summary is not None:
         for name, of in (

@@ -1,4 +1,4 @@
-"""Processes of peers on this machine: forked from one that has imported what they need, or started one by one.
+"""Processes of peers on this machine: forked from one that has imported their libraries, or started one by one.
 
 Requests and reports are lines of JSON over a pair of sockets:
 
@@ -90,10 +90,10 @@ def start_process(command: Sequence[str], log: Path) -> PeerProcess:
 
 
 class ForkServer:
-    """A process that has imported what peers need, and forks them. Closing it ends what still runs."""
+    """A process that has imported the peers' libraries, and forks them. Closing it ends peers that still run."""
 
     def __init__(self, command: Sequence[str] = ()) -> None:
-        """Start it; whoever asks for a process meanwhile does not wait. `command` is that of another installation."""
+        """Start it; requests for a process meanwhile do not wait. `command` is that of another installation."""
         self._socket, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process that writes to it
         with theirs:
@@ -135,7 +135,7 @@ class ForkServer:
         return SottoError(f"the process that peers are forked from {how}{f': {lines[-1]}' if lines else ''}")
 
     def close(self) -> None:
-        """End the server, and whatever it has forked that still runs. May be called again."""
+        """End the server, and its forked processes that still run. May be called again."""
         self.read(0.0)
         for process in self._processes:
             process.abandon()
@@ -160,7 +160,7 @@ class ForkServer:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
 
     def read(self, timeout_s: float | None) -> None:
-        """Wait up to `timeout_s`, without end if it is None, for reports, and note what they say."""
+        """Wait up to `timeout_s`, without end if it is None, for reports, and note them."""
         is_closed = self._socket.fileno() < 0
         if self._is_lost or is_closed or not select.select([self._socket], [], [], timeout_s)[0]:
             return
@@ -225,7 +225,7 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def note(self, report: Mapping[str, int]) -> None:
-        """Take over what the server reports of this process."""
+        """Take the server's report about this process."""
         self._pid = report.get("pid", self._pid)
         self._code = report.get("exited")
 

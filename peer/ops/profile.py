@@ -56,7 +56,7 @@ FRUGAL: Mapping[str, str] = {
     "MALLOC_TOP_PAD_": "0",
     "MALLOC_ARENA_MAX": "1",
 }
-"""The environment in which a process gives freed memory back at once, and its peak is what it needs."""
+"""The environment in which a process gives freed memory back at once, so that its peak is its need."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Products:
-    """Multiply-and-add operations of a step, by what they compute."""
+    """Multiply-and-add operations of a step, by purpose."""
 
     forward: int
     input_gradient: int
@@ -249,7 +249,7 @@ def count_products(model: nn.Module, workload: Workload) -> Products:
         forward.append(output.numel() * module.get_parameter("weight")[0].numel())
 
     def on_attention(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        # Queries by keys, and what comes of that by values.
+        # Queries by keys, and their product by values.
         attention.append(2 * output.numel() * output.shape[1])
 
     hooks = {nn.Linear: on_linear, nn.Conv2d: on_conv, Attention: on_attention}
@@ -337,7 +337,7 @@ def _status(path: Path, name: str) -> int | None:
 
 
 def main() -> None:
-    """Measure what the command line says as JSON, and print it as JSON."""
+    """Measure the workload that the command line gives as JSON, and print the result as JSON."""
     chosen = json.loads(sys.argv[1])
     precision = chosen.pop("precision")
     print(json.dumps(asdict(measure(Workload(**chosen), precision))))

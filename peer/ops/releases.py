@@ -9,8 +9,8 @@ from peer.foreign_text import printable
 
 
 def versions_of(answers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return name of a peer → its release, from what peers answer to `status`: what each says of itself, and what the
-    others say of those that do not answer."""
+    """Return name of a peer → its release, from the answers to `status`: each peer's word about itself, and the others'
+    about those that do not answer."""
     said, heard = dict[str, str](), dict[str, str]()
     for answer in answers:
         if "version" in answer and "name" in answer:

@@ -1,4 +1,4 @@
-"""Put stopped peers back to an earlier checkpoint. Nothing is deleted: what they have since is set aside by renaming.
+"""Put stopped peers back to an earlier checkpoint. Nothing is deleted: their state since then is set aside by renaming.
 
 A run goes on only if all its peers are of the same round or know each other's journals, so that all are put back to the
 same round: by `sotto up`, which has all of them, or by the operator, device by device.
@@ -17,7 +17,7 @@ from peer.train.private_step import SECRET_FILE
 
 
 def put_back(directories: Sequence[Path], round_: int) -> None:
-    """Set aside what these state folders have after the checkpoint of a round; 0 stands for the start.
+    """Set aside the contents of these state folders after the checkpoint of a round; 0 stands for the start.
 
     Raises StateError, before anything is renamed, if a peer uses one of them, one has no such checkpoint, or local
     steps are private.

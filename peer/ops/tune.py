@@ -9,8 +9,8 @@ logarithmic grid, followed by a climb at full length:
 2. the best quarter of them again, in runs of a third;
 3. the two best in full, and from the better one on: each point that is one step of η or of γ closer to the cliff. A
    point is *safe* when both of these hold;
-4. with what is left of the budget: longer runs of the best where all runs had to be shortened, and then up to three
-   safe points again with other seeds. The result is the safe point with the best mean over the same seeds.
+4. with the rest of the budget: longer runs of the best where all runs had to be shortened, and then up to three safe
+   points again with other seeds. The result is the safe point with the best mean over the same seeds.
 
 Points are compared by their worst peer: by its accuracy, or by the first metric of an own task (`gain_of`). Short runs
 have the whole schedule of γ, warm-up included, in proportion. The same figures and durations of runs always lead to
@@ -80,7 +80,7 @@ LONGER = 1.5
 """Runs that were shortened are repeated in greater length if they can grow by this factor."""
 
 USEFUL = 0.8
-"""A useful model has at least this part of what one process with all data gains over guessing."""
+"""A useful model gains at least this part of the gain of one process with all data over guessing."""
 
 SCREENED, LISTED = 0.4, 0.6
 """Parts of the budget after which no run of the first and of the second stage is started."""
@@ -219,13 +219,13 @@ def gain_of(criterion: Criterion, figure: float, start: float) -> float:
         return max(_WORST_GAIN, figure)
     if not math.isfinite(start):
         start = 1.0
-    # Logarithms need an error; what may be below 0, such as a log-likelihood, has no halves.
+    # Logarithms need an error; a figure that may be below 0, such as a log-likelihood, has no halves.
     gain = math.log2(start / figure) if min(start, figure) > 0 else (start - figure) / max(1.0, abs(start))
     return max(_WORST_GAIN, _HALVING * gain)
 
 
 Run: TypeAlias = Callable[[float, float, int, int], Trial]
-"""(η, γ, rounds, repeat) → what came of it."""
+"""(η, γ, rounds, repeat) → the trial."""
 
 Prepare: TypeAlias = Callable[[Sequence[tuple[float, float, int, int]]], None]
 """Told of runs that will be asked for next, and do not depend on each other."""
@@ -383,7 +383,7 @@ class _Grid:
 
 @dataclass
 class _Search:
-    """The stages and what they have found so far."""
+    """The stages and their findings so far."""
 
     run: Run
     grid: _Grid
@@ -523,7 +523,7 @@ class _Search:
         self.reserved_s = min(_MARGIN * self.reserved_runs * (start_s + rounds * round_s), 0.2 * self._left_s())
 
     def climb(self) -> None:
-        """Run the best in full, then whatever lies between the best and the cliff, until the best is safe."""
+        """Run the best in full, then the points between the best and the cliff, until the best is safe."""
         full = self.length(1.0)
         ranking = [point for length in reversed(self.lengths) for point in self._ranking(length)]
         self.lengths.append(full)
@@ -619,7 +619,7 @@ class _Search:
             if trial.verdict == "held":
                 self.again.setdefault(point, []).append(trial)
             else:
-                # A cliff that one seed did not show; whoever stood beside it is no longer safe.
+                # A cliff that one seed did not show; points beside it are no longer safe.
                 self.lost.add(point)
                 self.safe.clear()
                 self.finalists.clear()
@@ -816,7 +816,7 @@ class _Simulated:
             self.prepared[run] = Trial(**json.loads(answer))
 
     def compared(self, found: Tuning) -> Tuning:
-        """Return the result beside what one process with all data reaches, and what guessing does."""
+        """Return the result, beside those of one process with all data and of guessing."""
         best = found.best
         config = with_rates(self.config, best.averaging_rate, best.learning_rate, best.rounds)
         setup = RunSetup.open(config, self.base, self.num_peers)
@@ -862,7 +862,7 @@ def try_rates(
     repeat: int,
     left_s: float,
 ) -> str:
-    """Return a trial as JSON: what `_Simulated` does, as a function that other processes can call. `config`: JSON."""
+    """Return a trial as JSON: the work of `_Simulated`, as a function that other processes can call. `config`: JSON."""
     simulated = _simulated(config, base, num_peers)
     simulated.deadline = simulated.clock() + left_s
     return json.dumps(asdict(simulated(averaging_rate, learning_rate, rounds, repeat)))

@@ -78,7 +78,7 @@ class Estimate:
     worst_accuracy: float | None = None
     """At the end of the measured runs, in percent."""
     gap_points: float | None = None
-    """By which all-reduce was better there."""
+    """All-reduce's lead there."""
     reason: str | None = None
     """Why it is not recommended, if it cannot be."""
     warnings: tuple[str, ...] = ()
@@ -267,7 +267,7 @@ class Weighed:
 
 
 def _with_evidence(known: Estimate, situation: Situation, setting: Setting) -> Estimate:
-    """Return the estimate with what was measured about the option."""
+    """Return the estimate with the measurements of the option."""
     skew, name = situation.skew, known.option.name
     reference, curve = setting.curve(setting.reference, skew), setting.curve(name, skew)
     if reference is None or curve is None:

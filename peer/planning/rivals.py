@@ -1,6 +1,6 @@
 """Other systems: what DDP over gloo, its hooks and local SGD send, and how long that takes.
 
-All of them average by a ring: 2 (n − 1) hops, in each of which every worker passes on one n-th of what is averaged.
+All of them average by a ring: 2 (n − 1) hops, in each of which every worker passes on one n-th of the averaged data.
 """
 
 from __future__ import annotations

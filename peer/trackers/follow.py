@@ -1,4 +1,4 @@
-"""Reads what is new in the metrics of a run, and hands it to trackers."""
+"""Reads new rows in the metrics of a run, and hands them to trackers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Follower:
         return frame.name, settings(frame)
 
     def new(self) -> Iterator[Point]:
-        """Yield what has come since the last call, file by file, by round."""
+        """Yield the rows since the last call, file by file, by round."""
         frame = self._frame()
         if frame.summary is not None and frame.summary.started_at:
             self._began = datetime.fromisoformat(frame.summary.started_at).timestamp()

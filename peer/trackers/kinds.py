@@ -24,7 +24,7 @@ class Kind:
     """Modules that have to be installed."""
     open: Callable[[Run], Tracker]
     how_to_look: str
-    """The command that shows what was written; {folder} stands for the folder."""
+    """The command that shows the written figures; {folder} stands for the folder."""
 
 
 KINDS: Mapping[str, Kind] = {

@@ -57,7 +57,7 @@ class MlflowTracker:
             self._send(_BATCH)
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write waiting figures."""
         while self._waiting:
             self._send(_BATCH)
 

@@ -36,7 +36,7 @@ class TensorBoardTracker:
         self._writer(whose).add_event(Event(wall_time=at, step=done, summary=Summary(value=values)))
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write buffered events."""
         for writer in self._writers.values():
             writer.flush()
 

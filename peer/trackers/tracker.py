@@ -27,7 +27,7 @@ class Tracker(Protocol):
         ...
 
     def flush(self) -> None:
-        """Make what was logged visible to whoever looks at it now."""
+        """Make logged figures visible now."""
         ...
 
     def close(self) -> None:

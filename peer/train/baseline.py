@@ -41,7 +41,7 @@ def single_process(
     `batch_size` is given, batch size; so it sees as many samples as one peer does. `batch_size` times the number of
     peers would give it as many as all of them, with steps of less noise.
     """
-    # Adjustment and balance are about what a peer does not have.
+    # Adjustment and balance are about classes that a peer lacks.
     changes: dict[str, object] = {"label_adjustment": False, "class_balance": 0.0}
     if batch_size is not None:
         changes["batch_size"] = batch_size

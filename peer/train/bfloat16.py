@@ -16,7 +16,7 @@ from torch import nn
 
 
 def compute_in_bfloat16_(model: nn.Module) -> None:
-    """Let the `forward` of a model compute in bfloat16 from now on. Its parameters stay what they are."""
+    """Let the `forward` of a model compute in bfloat16 from now on. Its parameters stay as they are."""
     images_last = any(isinstance(module, nn.Conv2d) for module in model.modules())
     # nn.Module looks up `forward` on itself first; mypy allows no assignment to a method.
     model.__dict__["forward"] = partial(_forward, model, images_last)

@@ -93,8 +93,8 @@ class ImageData:
 
 
 def logits_of(model: torch.nn.Module, batch: Batch | dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the model's logits float32[b, classes] and the targets, which come last in a batch; what precedes them are
-    the model's arguments, of a dict its keyword arguments."""
+    """Return the model's logits float32[b, classes] and the targets, which come last in a batch; the tensors before
+    them are the model's arguments, keyword arguments for a dict."""
     if isinstance(batch, dict):
         *names, last = batch
         return model(**{name: batch[name] for name in names}), batch[last]
@@ -173,7 +173,7 @@ class Classification:
         return all(getattr(getattr(self, name), "__func__", None) is getattr(Classification, name) for name in methods)
 
     def judge(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what `loss` and `correct` of this class return, from one forward pass."""
+        """Return the results of this class's `loss` and `correct` from one forward pass."""
         logits, targets = logits_of(model, batch)
         return torch.nn.functional.cross_entropy(logits, targets), logits.argmax(dim=1) == targets
 

@@ -38,7 +38,7 @@ def fastest(open_trainer: Callable[[Precision], Trainer]) -> PrecisionChoice:
 
     `open_trainer` returns a new trainer of the task that computes in a precision; it raises SottoError for one in which
     the model cannot compute, as does its first step. Such a precision is left out, and so is one in which the loss is
-    not finite or the model starts from other parameters. Raises what the trainer in float32 raises.
+    not finite or the model starts from other parameters. Raises the errors of the trainer in float32.
     """
     common = open_trainer(_COMMON)
     steps = {_COMMON: _step_of(common)}

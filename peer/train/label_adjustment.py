@@ -87,11 +87,11 @@ def deal_locally(
     shares: Float64Array | None = None,
     totals: IntArray | None = None,
 ) -> tuple[BatchSchedule, LabelAdjustment | None]:
-    """Return how a peer draws its samples at `indices` of the training set, and what it adds to logits, if anything.
+    """Return how a peer draws its samples at `indices` of the training set, and its addend to logits, if any.
 
     `shares` is p, where the training set is not that of all peers. `totals` is `count_classes`, for callers that deal
     to many peers. Raises ConfigError (`training.class_balance`, `training.label_adjustment`) where the options ask for
-    what the task cannot do, and (`data.class_shares`) where `shares` does not fit the samples; DataError where there
+    more than the task can do, and (`data.class_shares`) where `shares` does not fit the samples; DataError where there
     are none.
     """
     data, wanted, alpha = task.train_data(), options.label_adjustment, options.class_balance

@@ -141,7 +141,7 @@ class Trainer:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model that the local step runs; its trained parameters hold whatever z it was last given."""
+        """The model that the local step runs; its trained parameters hold the z that it was last given."""
         return self._model
 
     @property
@@ -293,7 +293,7 @@ class Trainer:
         return state
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned. Raises KeyError or ValueError if it does not fit.
+        """Restore a result of `state`. Raises KeyError or ValueError if it does not fit.
 
         A run that began with logit adjustment goes on with it, and one that began without goes on without, unless the
         options ask for it by more than "auto".
@@ -332,7 +332,7 @@ class Trainer:
         self._load(z)
         names = None
         if precision_of(self.task, self.options) == "int8":
-            # A model that trains in 8 bits has ranges beside what the other has.
+            # A model that trains in 8 bits has ranges beside the other's buffers.
             with GENERATOR, torch.random.fork_rng(devices=[]):
                 names = make_model(self.task, "float32").state_dict().keys()
         with self._statistics(averaged):

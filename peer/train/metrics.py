@@ -1,7 +1,7 @@
 """Metrics of an own task: figures of a test set beside accuracy, or in its place.
 
-A task lists them in its attribute `metrics`. Its method `measure(model, batch)` returns tensors by name; their means
-over all elements of the whole test set are what a metric is computed from. The mean loss is among them as "loss".
+A task lists them in its attribute `metrics`. Its method `measure(model, batch)` returns tensors by name; a metric is
+computed from their means over all elements of the whole test set. The mean loss is among them as "loss".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Metric:
 
     name: str
     of: Callable[[Means], float]
-    """From the means of what the task's `measure` returned, by name, to the figure."""
+    """Computes the figure from the means of the task's `measure` results, by name."""
     better: Better = "higher"
     """Whether higher or lower values are better."""
 

@@ -1,10 +1,9 @@
 """Momentum: turns a gradient g into the direction G that takes its place in every algorithm.
 
-Weight decay comes first: g ← g + λ z, z before the round. `heavy-ball`: m ← β m + g, G = m. `nesterov`: m ← β m + g,
-G = g + β m. Quasi-global (Lin et al. 2021): `qg` G = β m̂ + g, `qg-nesterov` m = β m̂ + g, G = g + β m, where m̂
-follows what the whole round, gossip included, did to z: m̂ ← μ m̂ + (1 − μ)(z_before − z_after)/γ. `adam`: G = m̄ /
-(√v̄ + ε). Knows neither torch nor the algorithms: it takes vectors and returns vectors, so that replay checks what
-training uses.
+Weight decay comes first: g ← g + λ z, z before the round. `heavy-ball`: m ← β m + g, G = m. `nesterov`: m ← β m + g, G
+= g + β m. Quasi-global (Lin et al. 2021): `qg` G = β m̂ + g, `qg-nesterov` m = β m̂ + g, G = g + β m, where m̂ follows
+the whole round's change of z, gossip included: m̂ ← μ m̂ + (1 − μ)(z_before − z_after)/γ. `adam`: G = m̄ / (√v̄ + ε).
+Knows neither torch nor the algorithms: it takes vectors and returns vectors, so that replay checks what training uses.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Momentum:
         beta2: float = 0.999,
         epsilon: float = 1e-8,
     ) -> None:
-        """`mu` is `beta` unless set. Raises ConfigError for what is out of range."""
+        """`mu` is `beta` unless set. Raises ConfigError for values out of range."""
         if kind not in KINDS:
             raise ConfigError("unknown kind of momentum", key="momentum.kind", value=kind, valid=", ".join(KINDS))
         for key, value in (("beta", beta), ("mu", mu), ("beta2", beta2)):
@@ -86,7 +85,7 @@ class Momentum:
         return result
 
     def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float, part: slice = slice(None)) -> None:
-        """Let quasi-global momentum follow what the round did to z; `rate` is γ of the round, 0 leaves m̂.
+        """Let quasi-global momentum follow the round's change of z; `rate` is γ of the round, 0 leaves m̂.
 
         `part`: where these numbers lie in the vector, once there was a `direction` of the whole.
         """
@@ -112,7 +111,7 @@ class Momentum:
         return {"steps": np.array([self._steps], np.int64), **state}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned."""
+        """Restore a result of `state`."""
         self._steps = int(state["steps"][0])
         self._m = np.array(state["m"], copy=True) if "m" in state else None
         self._v = np.array(state["v"], copy=True) if "v" in state else None

@@ -29,7 +29,7 @@ class FrozenParameters:
         return {name: each.detach() for name, each in self._now() if self._start[name] != fingerprint(each)}
 
     def restore_(self, kept: Mapping[str, torch.Tensor]) -> None:
-        """Set parameters to what `moved` returned. Raises ValueError for those of another model."""
+        """Set parameters to a result of `moved`. Raises ValueError for those of another model."""
         own = dict(self._now())
         for name, value in kept.items():
             if name not in own or own[name].shape != value.shape:
@@ -42,7 +42,7 @@ class FrozenParameters:
 
 
 def set_buffer_(model: nn.Module, name: str, value: torch.Tensor, *, persistent: bool = True) -> None:
-    """Give a buffer its value: in place where shape and type are the same, so that whoever holds it holds it on.
+    """Give a buffer its value: in place where shape and type are the same, so that references to it stay valid.
 
     `persistent` counts for one that the model does not have yet. Raises ValueError where the model cannot have it.
     """

@@ -1,6 +1,6 @@
-"""The boundary to a user's own task: whatever its code raises becomes a `TaskError` that names the user's line.
+"""The boundary to a user's own task: any error of its code becomes a `TaskError` that names the user's line.
 
-`resolve_task` puts an `OwnTask` around what a user's function returns; all else in the package calls that. Built-in
+`resolve_task` puts an `OwnTask` around the result of a user's function; all else in the package calls that. Built-in
 tasks have no such wrapper: what they raise is our bug.
 """
 
@@ -47,7 +47,7 @@ class UserCode:
             raise TaskError(f"error in your task: {text} ({self._place(error)})") from error
 
     def breach(self, problem: str, function: Callable[..., Any]) -> TaskError:
-        """Return the error of a function that returned what it must not return."""
+        """Return the error of a function that returned an invalid value."""
         return TaskError(f"error in your task: {problem} ({self._definition(function)})")
 
     def _place(self, error: BaseException) -> str:
@@ -94,8 +94,8 @@ class BatchForm:
         return self._names or ()
 
     def plain(self, batch: object, name: str, function: Callable[..., Any]) -> Batch:
-        """Return the tensors of what a function of the user's returned. Raises TaskError if it is no batch, or one of
-        another form than those before."""
+        """Return the tensors in the result of a user's function. Raises TaskError if it is no batch, or one of another
+        form than those before."""
         if not isinstance(batch, dict):
             parts, names = checked_batch(batch, name, function, self._code), ()
         else:
@@ -177,7 +177,7 @@ class OwnTask:
         return values
 
     def figures(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return each metric by its name, from the means of what `measure` returned."""
+        """Return each metric by its name, from the means of `measure`'s results."""
         figures = {}
         for metric in self.metrics:
             with self.code.runs():

@@ -71,7 +71,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Hex SHA-256 over who holds what; peers of one run must have the same."""
+        """Hex SHA-256 over all peers' samples; peers of one run must have the same."""
         hasher = hashlib.sha256(b"sottovoce partition %d\n" % FORMAT)
         hasher.update(bytes.fromhex(self.labels_digest))
         hasher.update(np.array([self.num_samples, self.num_peers], dtype="<i8").tobytes())

@@ -1,8 +1,8 @@
 """Trained models that run without this package: programs of `torch.export`, and ONNX in float32 or with int8 weights.
 
-They compute what the task's model computes on all tensors of a batch but the last, which are the targets. The number
-of samples is free, and so is every other size in which batches differ, such as the length of texts. ONNX needs the
-packages of the extra "onnx".
+They compute the task's model on all tensors of a batch but the last, which are the targets. The number of samples is
+free, and so is every other size in which batches differ, such as the length of texts. ONNX needs the packages of the
+extra "onnx".
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Example:
 
 
 def example_of(task: Task, data: Data) -> Example:
-    """Return a batch of a task's data with what its batches differ in."""
+    """Return a batch of a task's data, with the dimensions in which its batches differ."""
     parts = np.array_split(np.arange(len(data), dtype=np.int64), min(_LOOKED_AT, len(data)))
     batches = [_inputs(data, part[:_EXAMPLE]) for part in parts]
     free = tuple(
@@ -150,7 +150,7 @@ class OnnxModel(torch.nn.Module):
 
 
 def check_onnx(model: torch.nn.Module, path: Path, example: Example, name: str) -> list[str]:
-    """Return the names of the inputs of an ONNX file. Raises DataError unless it computes what the model does."""
+    """Return the names of the inputs of an ONNX file. Raises DataError unless it computes the same as the model."""
     with torch.no_grad():
         expected = model(*example.arguments, **example.keywords)
     onnx_model = OnnxModel(path)
@@ -202,7 +202,7 @@ def _session(path: Path) -> InferenceSession:
 
 @contextlib.contextmanager
 def _refusal(name: str, form: str) -> Iterator[None]:
-    """Turn whatever the exporter raises into a DataError: it is about what the model does."""
+    """Turn any error of the exporter into a DataError: the model is its cause."""
     try:
         with _quiet():
             yield
@@ -215,7 +215,7 @@ def _refusal(name: str, form: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back what the exporters warn of: their own deprecations, and advice on speed."""
+    """Suppress the exporters' warnings: their own deprecations, and advice on speed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = logging.root.manager.disable

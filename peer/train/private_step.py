@@ -157,7 +157,8 @@ def _words(key: bytes, purpose: bytes, size: int) -> npt.NDArray[np.uint64]:
 
 
 def check_options(task: Task, options: TrainingOptions, num_samples: int) -> None:
-    """Raise ConfigError for options with which a local step would tell of its samples what is not accounted for."""
+    """Raise ConfigError for options with which a local step would reveal more about its samples than is accounted
+    for."""
     if (precision := precision_of(task, options)) != "float32":
         raise ConfigError(
             f"is {precision} for task {task.name}: the ranges of its numbers follow the samples without noise, which"

@@ -88,7 +88,7 @@ class StackedTrainer:
         `how` "auto" computes one peer after the other where stacking does not pay: models with convolutions on a CPU,
         which become grouped convolutions (measured: no faster for ResNet-20). Networks in 8 bits are computed so in any
         case: their ranges and codes are those of one peer. The same holds for convolutions in bfloat16 on a CPU, whose
-        images lie with their channels last. Raises what `Trainer` raises.
+        images lie with their channels last. Raises the errors of `Trainer`.
         """
         self.task, self.options, self.seed = task, options, seed
         self.device, self._base = open_device(device), base or Path()
@@ -202,7 +202,7 @@ class StackedTrainer:
             self.after_round_of_peer(peer, z_before[peer], z_after[peer], rate)
 
     def after_round_of_peer(self, peer: int, z_before: Vector, z_after: Vector, rate: float) -> None:
-        """Do what `after_round` does for one peer."""
+        """Do the work of `after_round` for one peer."""
         number, row = divmod(peer, self._group_size)
         part = slice(row * self.layout.size, (row + 1) * self.layout.size)
         self._momenta[number].after_round(z_before, z_after, rate * self.options.local_steps, part)
@@ -230,7 +230,7 @@ class StackedTrainer:
         return state
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned. Raises KeyError or ValueError if it does not fit."""
+        """Restore a result of `state`. Raises KeyError or ValueError if it does not fit."""
         prefix = "momentum."
         momentum = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         for name in ("m", "v"):
@@ -400,7 +400,7 @@ class _Stacked:
         return [Evaluation(correct[row], total.copy(), float(loss[row] / len(data))) for row in range(count)]
 
     def _capture(self, flat: torch.Tensor, batch: Batch) -> _Graph | None:
-        """Return the recorded computation, or None where it cannot be recorded or does not repeat what it computed."""
+        """Return the recorded computation, or None where it cannot be recorded or does not repeat its result."""
         before = {name: buffer.clone() for name, buffer in self.buffers.items()}
         try:
             graph = _Graph(partial(self._compute, buffers=self.buffers), flat, batch)

@@ -358,8 +358,8 @@ def configured(config: Config, base: Path, *, former_order: bool = False) -> Tas
 
 
 def read_all_data(config: Config, base: Path) -> dict[str, tuple[str, ...]]:
-    """Read the data of a run's task to its last file; return split → what was found there, as sentences. Raises
-    ConfigError for a run without a task, and DataError for what cannot be read."""
+    """Read the data of a run's task to its last file; return split → findings there, as sentences. Raises ConfigError
+    for a run without a task, and DataError for files that cannot be read."""
     if config.training.task == OWN_LOOP:
         raise ConfigError("has no data that `sotto` reads: the script reads its own", key="training.task")
     task = configured(config, base)
@@ -372,7 +372,7 @@ def read_all_data(config: Config, base: Path) -> dict[str, tuple[str, ...]]:
 
 
 def found_in(task: Task, data: Data) -> tuple[str, ...]:
-    """Return sentences on what was found in a data set: samples by class, and what of a folder was left out."""
+    """Return sentences on a data set: samples by class, and the entries of a folder that were left out."""
     if isinstance(data, FolderData):
         return data.found
     if not task.num_classes:

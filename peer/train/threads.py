@@ -8,8 +8,8 @@ import threading
 import torch
 
 GENERATOR = threading.RLock()
-"""Held by whoever seeds torch's generator until it has drawn from it: all threads of a process have one, and a process
-may run several peers."""
+"""Held from seeding torch's generator until the last draw from it: all threads of a process have one, and a process may
+run several peers."""
 
 
 def use_one_thread() -> None:

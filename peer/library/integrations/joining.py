@@ -67,7 +67,7 @@ class JoiningCallback:
     def _begin(self, model: nn.Module, keep: Sequence[Keepable], steps: float) -> None:
         """Join. `keep`: what the trainer made. `steps`: how many optimizer steps the trainer is going to take.
 
-        Raises UsageError where these are too few, and what `join` raises.
+        Raises UsageError where these are too few, and the errors of `join`.
         """
         peer = join(model, self._config, every=self._every, keep=[*keep, *self._keep], **self._options)
         peer.__enter__()
@@ -81,7 +81,7 @@ class JoiningCallback:
             raise UsageError(message)
 
     def _end(self, error: BaseException | None) -> None:
-        """Leave, as the end of the `with` block of `join` does. Raises what ended the peer."""
+        """Leave, as the end of the `with` block of `join` does. Raises the error that ended the peer."""
         if not self._is_in:
             return
         peer, self._is_in = self.peer, False

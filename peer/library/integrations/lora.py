@@ -1,12 +1,13 @@
-"""Adapters of PEFT in which the mean that peers take is the mean of what they trained.
+"""Adapters of PEFT in which the peers' mean is the mean of their trained matrices.
 
 LoRA adds s B A to a frozen matrix W. Peers average parameters, and the mean of the Bs times the mean of the As is not
 the mean of the products:
 
     mean(B) mean(A) = mean(B A) − cov(B, A)
 
-With A the same on all peers and frozen, s B A is linear in what is exchanged, so that every mixing of peers mixes their
-matrices. Half of the bytes remain. (Sun et al., Improving LoRA in privacy-preserving federated learning, ICLR 2024.)
+With A the same on all peers and frozen, s B A is linear in the exchanged factor, so that every mixing of peers mixes
+their matrices. Half of the bytes remain. (Sun et al., Improving LoRA in privacy-preserving federated learning, ICLR
+2024.)
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def fetch(
     """Fetch the files of a data set into a folder, those that are not there yet, and unpack them where need be.
 
     `mirror` is the address of another folder that holds files of the same names. `on_progress` gets name, bytes so far
-    and bytes in all where known. Raises ConfigError for an unknown name, DataError for what `download` raises.
+    and bytes in all where known. Raises ConfigError for an unknown name, DataError for errors of `download`.
     """
     if name not in DATA_SETS:
         raise ConfigError("unknown data set", key="NAME", value=name, valid=", ".join(DATA_SETS))

@@ -53,10 +53,11 @@ def download(
     on_progress: Callable[[int, int | None], None] = lambda done, total: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Downloaded:
-    """Fetch `url` to `target`, unless it is there with the right checksum; return what is there.
+    """Fetch `url` to `target`, unless it is there with the right checksum; return the file found there.
 
     `on_progress` gets the bytes so far, and in all where that is known. Raises DataError: no connection, not found, a
-    wrong checksum (what came is thrown away), a full disk (what came is kept), another process at the same file.
+    wrong checksum (received data is thrown away), a full disk (received data is kept), another process at the same
+    file.
     """
     if target.exists():
         return _present(target, sha256)
@@ -121,7 +122,7 @@ class _Transfer:
             pause(min(2.0 ** (failures - 1), 15.0))
 
     def _connect(self) -> bool:
-        """Take what one connection gives; return whether the file is whole."""
+        """Take the data of one connection; return whether the file is whole."""
         if self._size is not None and self._done == self._size:
             return True
         if self._done and (self._size is not None and self._done > self._size):
@@ -160,7 +161,7 @@ class _Transfer:
         return total is None or self._done == total
 
     def _begin(self, response: http.client.HTTPResponse) -> int | None:
-        """Keep what is there or drop it, as the answer says; return the length of the whole file where it is known."""
+        """Keep or drop the present part, as the answer says; return the length of the whole file where it is known."""
         length = response.headers.get("Content-Length")
         rest = int(length) if length is not None and length.isdigit() else None
         if response.status == 206:

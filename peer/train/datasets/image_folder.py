@@ -171,8 +171,8 @@ def _upright_colours(image: Image) -> Image:
 
 
 def _check(paths: Sequence[Path], size: int) -> None:
-    """Raise DataError, with names and how many there are, for files that no image can be read from. Only what looks
-    wrong at its beginning or its end is decoded."""
+    """Raise DataError, with names and how many there are, for files that no image can be read from. Only files that
+    look wrong at their beginning or end are decoded."""
     from PIL import Image as images
 
     _allow_long_texts()

@@ -1,7 +1,7 @@
 """Sentences and their labels from the files of AG News, SST-2 and SentEval, plain or compressed (.gz, .xz).
 
-The files come from outside: lines and totals are bounded, and what is not in the published format is refused with the
-number of its line.
+The files come from outside: lines and totals are bounded, and lines not in the published format are refused with their
+number.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def find_text(directory: str | Path, *names: str) -> Path:
 
 @contextmanager
 def _open(path: Path) -> Iterator[TextIO]:
-    """Open a text file; what goes wrong while it is read becomes a DataError with its name."""
+    """Open a text file; errors while it is read become a DataError with its name."""
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
         with opener(path, "rt", encoding="utf-8-sig", errors="strict", newline="") as file:  # type: ignore[operator]

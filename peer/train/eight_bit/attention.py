@@ -18,7 +18,7 @@ from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 
 class Attention(nn.Module):
     """Attention of every position to all that are no padding; parameters as in `text_layers.Attention`. A part of
-    `TransformerBlock`, which adds up and normalises what `out_lin` returns."""
+    `TransformerBlock`, which adds up and normalises the output of `out_lin`."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -39,8 +39,8 @@ class Attention(nn.Module):
         return Quantized(codes, grid.scale, grid.zero_point), kept
 
     def mix_back(self, gradient: Gradient, kept: Attended, tape: Tape) -> tuple[Gradient, Gradient, Gradient]:
-        """Return the gradients of what q_lin, k_lin and v_lin returned, bfloat16[b · n, d], for that of what `mix`
-        returned."""
+        """Return the gradients of the outputs of q_lin, k_lin and v_lin, bfloat16[b · n, d], for that of `mix`'s
+        output."""
         of_value = attention_kernels.gradient_of_value(gradient, kept, tape.draw_keys())
         of_scores = attention_kernels.gradient_of_scores(gradient, kept, tape.draw_keys())
         of_query, of_key = attention_kernels.gradients_of_query_and_key(of_scores, kept, tape.draw_keys())

@@ -1,4 +1,4 @@
-"""The six products of attention, and what happens to their sums.
+"""The six products of attention, and the steps after their sums.
 
 On processors that multiply bytes in one instruction these are native kernels that take a head at a time out of the
 tensors as they lie (`peer/native/eight_bit_attention.h`). Elsewhere each head is copied to a matrix of its own, and
@@ -73,14 +73,14 @@ class Attended:
 
 
 def measure(x: Operands) -> tuple[float, float]:
-    """Return the extremes of what `mix` would quantize."""
+    """Return the extremes of the values that `mix` would quantize."""
     if native := _native(x):
         return _mix_natively(native, x, Grid(1.0, 0), None)[0]
     return kernels.extremes(_mixed(x)[0])
 
 
 def mix(x: Operands, grid: Grid) -> tuple[torch.Tensor, tuple[float, float], Attended]:
-    """Return codes int8[b, n, d] of what was mixed, the extremes of these numbers, and what to keep."""
+    """Return codes int8[b, n, d] of the mixed values, their extremes, and the tensors to keep."""
     if native := _native(x):
         codes = torch.empty(x.query.data.shape, dtype=torch.int8)
         return codes, *_mix_natively(native, x, grid, codes)
@@ -89,7 +89,7 @@ def mix(x: Operands, grid: Grid) -> tuple[torch.Tensor, tuple[float, float], Att
 
 
 def gradient_of_value(gradient: Gradient, kept: Attended, keys: Keys) -> Gradient:
-    """Return the gradient of the values, bfloat16[b · n, d], for that of what was mixed, of the same shape."""
+    """Return the gradient of the values, bfloat16[b · n, d], for that of the mixed values, of the same shape."""
     if native := linear_kernels.multiplies_bytes(gradient.data):
         out = torch.empty_like(gradient.data)
         largest = native.eb_attention_of_value(
@@ -103,8 +103,8 @@ def gradient_of_value(gradient: Gradient, kept: Attended, keys: Keys) -> Gradien
 
 
 def gradient_of_scores(gradient: Gradient, kept: Attended, keys: Keys) -> Gradient:
-    """Return the gradient of what the softmax was taken of, bfloat16[b, h, n, n], for that of what was mixed,
-    bfloat16[b · n, d].
+    """Return the gradient of the softmax's argument, bfloat16[b, h, n, n], for that of the mixed values, bfloat16[b ·
+    n, d].
 
     It may lie in scratch memory: good until the next product.
     """
@@ -123,7 +123,7 @@ def gradient_of_scores(gradient: Gradient, kept: Attended, keys: Keys) -> Gradie
 
 
 def gradients_of_query_and_key(of_scores: Gradient, kept: Attended, keys: Keys) -> tuple[Gradient, Gradient]:
-    """Return the gradients of queries and keys, each bfloat16[b · n, d], for that of what the softmax was taken of,
+    """Return the gradients of queries and keys, each bfloat16[b · n, d], for that of the softmax's argument,
     bfloat16[b, h, n, n]."""
     query, key = kept.query, kept.key
     b, h, n, width = kept.shape
@@ -145,7 +145,7 @@ def gradients_of_query_and_key(of_scores: Gradient, kept: Attended, keys: Keys) 
 
 
 def _native(x: Operands) -> Kernels | None:
-    """Return the native kernels, if they are fast and can read what is multiplied."""
+    """Return the native kernels, if they are fast and can read the operands."""
     check_terms(max(x.shape[2:]))
     return linear_kernels.multiplies_bytes(x.query.data)
 

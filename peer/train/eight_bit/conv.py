@@ -147,8 +147,8 @@ class ConvUnit(Layer):
     def backward_with(
         self, gradient: Gradient, tape: Tape, added: torch.Tensor | None, *, wanted: bool
     ) -> Gradient | None:
-        """Return the gradient with regard to x and what is `added`: bfloat16[b, h, w, inputs], if the layer `can_add`
-        that; 0 where x was rectified."""
+        """Return the sum of the gradient with regard to x and `added`: bfloat16[b, h, w, inputs], if the layer
+        `can_add` that; 0 where x was rectified."""
         data = innermost(gradient.data)
         b, h, w, c = data.shape
         before = self._norm.backward(data.view(b, h * w, c), tape)
@@ -158,7 +158,7 @@ class ConvUnit(Layer):
 
     @property
     def can_add(self) -> bool:
-        """Whether the backward pass can add something to what it returns."""
+        """Whether the backward pass can add something to its result."""
         return self._product.can_add
 
     def _forward_at_once(
@@ -204,8 +204,8 @@ class _Product:
         wanted: bool,
         added: torch.Tensor | None = None,
     ) -> Gradient | None:
-        """Count the weight's gradient, and return that of x and what is `added`: [b, c, h, w], for `gradient` of
-        [b, h, w, outputs]."""
+        """Count the weight's gradient, and return the sum of x's and `added`: [b, c, h, w], for `gradient` of [b, h, w,
+        outputs]."""
         if weight.requires_grad:
             tape.add_gradient(
                 weight,

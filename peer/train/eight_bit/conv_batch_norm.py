@@ -29,10 +29,10 @@ class Found:
     ends: tuple[float, float]
     """The extremes of the output in steps of its grid, counted from code 0."""
     ends_of_sum: tuple[float, float]
-    """Those of the sum."""
+    """The extremes of the sum."""
     largest_weight: float
     before: torch.Tensor
-    """uint8[b, h · w, outputs], codes of what the norm read."""
+    """uint8[b, h · w, outputs], codes of the norm's input."""
     steps: torch.Tensor
     """float32[outputs], one step of these."""
     mean: torch.Tensor

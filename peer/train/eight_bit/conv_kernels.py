@@ -69,13 +69,13 @@ class Weights:
     """The 8-bit weights of one step; they lie in scratch memory, good until those of the next layer are taken."""
 
     codes: torch.Tensor
-    """int8[outputs, rows, columns, inputs]; inputs a multiple of 4, what was added being 0."""
+    """int8[outputs, rows, columns, inputs]; inputs a multiple of 4, padded with 0."""
     sums: torch.Tensor
     """int32[outputs], the sum of the codes of each."""
     largest: float
     """The largest magnitude of the weights."""
     inputs: int
-    """Inputs of each output, without what was added."""
+    """Inputs of each output, without the padding."""
 
     @property
     def scale(self) -> float:

@@ -1,4 +1,4 @@
-"""Ordinary modules, converted: what has a counterpart computes in 8 bits from then on, and the rest in float32."""
+"""Ordinary modules, converted: modules with a counterpart compute in 8 bits from then on, the rest in float32."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def convert(model: nn.Module, *, leave: Sequence[str] = ()) -> nn.Module:
 
 @dataclass(frozen=True)
 class _Step:
-    """Some modules of a sequence that follow each other, and what computes them in 8 bits, if anything does."""
+    """Consecutive modules of a sequence, and their 8-bit layer, if there is one."""
 
     names: tuple[str, ...]
     layer: Layer | None = None

@@ -79,7 +79,7 @@ def quantize_weights(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
 def measure_forward(
     accumulator: torch.Tensor, offset: torch.Tensor | None, factor: float, bias: torch.Tensor | None, *, relu: bool
 ) -> tuple[float, float]:
-    """Return the extremes of what `finish_forward` would quantize."""
+    """Return the extremes of the values that `finish_forward` would quantize."""
     if native := native_for(accumulator):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
         _finish_forward(native, accumulator, offset, factor, bias, relu, Grid(1.0, 0), 0, None, None, ends)
@@ -284,6 +284,6 @@ def room(size: int) -> CData:
 
 
 def done(status: int) -> None:
-    """Raise MemoryError for what a native kernel returns where there was no memory."""
+    """Raise MemoryError for a native kernel's result that reports lack of memory."""
     if status:
         raise MemoryError("no memory for what a layer computes on the way")

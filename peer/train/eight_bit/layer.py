@@ -23,16 +23,16 @@ class Layer(nn.Module, ABC):
 
     rectifies = False
     """Set by `Sequential` where a ReLU follows and the layer `can_rectify`: it then computes the ReLU itself, in the
-    pass that quantizes, and marks what it returns as rectified."""
+    pass that quantizes, and marks its result as rectified."""
     can_rectify = False
 
     @abstractmethod
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
-        """Return the layer's output for x, and save on the tape what the backward pass needs."""
+        """Return the layer's output for x, and save the state for the backward pass on the tape."""
 
     @abstractmethod
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
-        """Take from the tape what `forward_quantized` saved, count the gradients of the parameters on it, and return
+        """Take the values of `forward_quantized` from the tape, count the gradients of the parameters on it, and return
         the gradient with regard to x, 0 where x was rectified; None unless `wanted`."""
 
     def forward_floats(self, x: Quantized, tape: Tape) -> torch.Tensor:

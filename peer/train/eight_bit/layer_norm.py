@@ -1,4 +1,4 @@
-"""Layer norm in 8 bits: statistics of each row in float32, what is kept of it in int8."""
+"""Layer norm in 8 bits: statistics of each row in float32, kept values in int8."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Normalized:
 
 class LayerNorm(nn.Module):
     """y = (x − mean) / deviation · γ + β over rows; parameters as of `nn.LayerNorm`. A part of other layers, which hand
-    it what x is the sum of, so that the sum itself is never stored."""
+    it the summands of x, so that the sum itself is never stored."""
 
     def __init__(self, width: int, *, epsilon: float) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class LayerNorm(nn.Module):
         self.normal, self.output = RunningRange(), RunningRange()
 
     def forward_rows(self, x: LayerNormOperands, tape: Tape) -> tuple[Quantized, Normalized]:
-        """Return y in codes, int8[m, n], and what to keep for `backward_rows`."""
+        """Return y in codes, int8[m, n], and the values to keep for `backward_rows`."""
         gamma, beta = self.weight.detach(), self.bias.detach()
         normal_grid, grid = self.normal.symmetric_grid(), self.output.grid()
         if normal_grid is None or grid is None:

@@ -74,8 +74,8 @@ class Linear(Layer):
         *,
         relu: bool,
     ) -> tuple[torch.Tensor, Grid, float]:
-        """Return the output in codes, int8[rows, outputs], their grid, `known` from the range or `over` what this batch
-        brings if it is the first, and the largest magnitude of the weights."""
+        """Return the output in codes, int8[rows, outputs], their grid, `known` from the range or `over` this batch's
+        values if it is the first, and the largest magnitude of the weights."""
         operands = self.operands(x)
         grid = known(self.output) or over(*linear_kernels.measure(operands, relu=relu)[0])
         codes, ends, largest = linear_kernels.forward(operands, grid, relu=relu)

@@ -68,7 +68,7 @@ class OperandsBack:
 
 
 def measure(x: Operands, *, relu: bool) -> tuple[tuple[float, float], float]:
-    """Return the extremes of what `forward` would quantize, and the largest magnitude of the weights."""
+    """Return the extremes of the values that `forward` would quantize, and the largest magnitude of the weights."""
     if native := _native(x):
         return _codes(native, x, Grid(1.0, 0), None, relu)
     weights = _weights(x)
@@ -102,7 +102,7 @@ def forward_floats(x: Operands) -> tuple[torch.Tensor, float]:
 
 
 def accumulate(x: Operands) -> tuple[torch.Tensor, float]:
-    """Return Σ (codes − zero point) · weights, int32[rows, outputs], and what one step of both makes.
+    """Return Σ (codes − zero point) · weights, int32[rows, outputs], and the value of one step of both.
 
     The sums lie in scratch memory: good until the next product.
     """
@@ -180,7 +180,7 @@ def multiplies_bytes(codes: torch.Tensor) -> Kernels | None:
 
 
 def _native(x: Operands | OperandsBack) -> Kernels | None:
-    """Return the native kernels, if they are fast and can read what is multiplied."""
+    """Return the native kernels, if they are fast and can read the operands."""
     values, terms = (x.gradient, x.weight.shape[0]) if isinstance(x, OperandsBack) else (x.codes, x.weight.shape[1])
     check_terms(terms)
     return multiplies_bytes(values) if x.weight.is_contiguous() else None
@@ -252,14 +252,14 @@ def _weights(x: Operands | OperandsBack) -> _Weights:
 
 
 def _accumulated(x: Operands, weights: _Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return Σ codes · weights in scratch memory, and what the zero point added to each column."""
+    """Return Σ codes · weights in scratch memory, and the zero point's share of each column."""
     acc = scratch("accumulator", x.shape, torch.int32, x.codes.device)
     int8_product(x.codes, weights.codes.t(), acc)
     return acc, weights.sums * x.zero_point if x.zero_point else None
 
 
 def _accumulated_back(x: OperandsBack) -> tuple[torch.Tensor, float]:
-    """Return Σ codes · weights in scratch memory, and what one step of both makes."""
+    """Return Σ codes · weights in scratch memory, and the value of one step of both."""
     weights = _weights(x)
     codes, scale = kernels.quantize_gradient(x.gradient, x.largest_gradient, x.keys)
     acc = scratch("accumulator", x.shape, torch.int32, codes.device)

@@ -179,7 +179,8 @@ def backward(
     constant: torch.Tensor,
     ends: Ends | None,
 ) -> tuple[torch.Tensor, float]:
-    """Return g · t'(q) · slope + q · linear + constant, plus what `ends` says, in bfloat16, and its largest magnitude.
+    """Return g · t'(q) · slope + q · linear + constant, plus the terms of `ends`, in bfloat16, and its largest
+    magnitude.
 
     `slope`, `linear` and `constant: float32[b, c]`.
     """
@@ -213,7 +214,7 @@ class BatchNormGradients:
     """Gradients from the backward pass of a batch norm."""
 
     gradient: torch.Tensor
-    """bfloat16[b, n, c], with regard to what the norm read."""
+    """bfloat16[b, n, c], with regard to the norm's input."""
     largest: float
     """Its largest magnitude."""
     of_gamma: torch.Tensor
@@ -299,7 +300,7 @@ def max_pool_forward(codes: torch.Tensor, kernel: int, stride: int, padding: int
         out, places = (torch.empty((b, rows, columns, c), dtype=torch.uint8) for _ in range(2))
         native.eb_max_pool_forward(_bytes(codes), b, h, w, c, kernel, stride, padding, _bytes(out), _bytes(places))
         return out, places
-    # Filled with what is below every code, one window a row: [b, kernel², rows, columns, c].
+    # Filled with a value below every code, one window a row: [b, kernel², rows, columns, c].
     framed = functional.pad(codes.to(torch.int16), (0, 0, padding, padding, padding, padding), value=-1)
     windows = framed.unfold(1, kernel, stride).unfold(2, kernel, stride).permute(0, 4, 5, 1, 2, 3).flatten(1, 2)
     found = windows[:, 0]

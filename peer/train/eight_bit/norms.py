@@ -1,8 +1,8 @@
 """Norms in 8 bits: what they compute of the codes of a convolution, and the gradient with regard to these.
 
-Every norm comes down to y = t · factor + shift with one factor and one summand for each channel of each sample, where
-t is q or, with EvoNorms, q · gate(v · s · q): q counts the steps s of a channel from zero. Statistics are sums of
-integers or extremes of codes, hence exact; what is made of them, a few numbers for each channel and sample, is computed
+Every norm comes down to y = t · factor + shift with one factor and one summand for each channel of each sample, where t
+is q or, with EvoNorms, q · gate(v · s · q): q counts the steps s of a channel from zero. Statistics are sums of
+integers or extremes of codes, hence exact; results from them, a few numbers for each channel and sample, are computed
 in float64. Parameters, running statistics and formulas are those of `peer.train.full_precision.norms` and of torch.
 """
 
@@ -24,7 +24,7 @@ from peer.train.full_precision.norms import CHUNKS, EvoNormS0, RangeBatchNorm, R
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """y = t · factor + shift, float64[b or 1, c] each, and what the backward pass needs of the statistics."""
+    """y = t · factor + shift, float64[b or 1, c] each, and the statistics for the backward pass."""
 
     factor: torch.Tensor
     shift: torch.Tensor
@@ -33,7 +33,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """∂x = g · t'(q) · slope + q · linear + constant + what `ends` adds; float64[b or 1, c] each."""
+    """∂x = g · t'(q) · slope + q · linear + constant + the terms of `ends`; float64[b or 1, c] each."""
 
     slope: torch.Tensor
     linear: torch.Tensor
@@ -92,7 +92,7 @@ class NormIn8Bits(ABC):
         return Quantized(out, grid.scale, zero, rectified=relu), ends_of_sum
 
     def backward(self, gradient: torch.Tensor, tape: Tape) -> Gradient:
-        """Count the gradients of the parameters, and return that of what `forward` read, for bfloat16[b, n, c]."""
+        """Count the gradients of the parameters, and return that of `forward`'s input, for bfloat16[b, n, c]."""
         codes, steps, *kept = tape.take()
         return self._backward(gradient, codes, steps, tuple(kept), tape)
 
@@ -122,7 +122,7 @@ class NormIn8Bits(ABC):
     def slopes(
         self, codes: torch.Tensor, steps: torch.Tensor, sums: Sums, kept: tuple[torch.Tensor, ...], tape: Tape
     ) -> Slopes:
-        """Count the parameters' gradients and return what makes the gradient with regard to x = q · steps."""
+        """Count the parameters' gradients and return the parts of the gradient with regard to x = q · steps."""
 
     def _inner(self, steps: torch.Tensor) -> torch.Tensor | None:
         """Return the factor of q in the gate's argument, float32[c]."""

@@ -1,8 +1,8 @@
 """Running ranges: from which numbers to which the 8-bit codes of an activation reach.
 
 A tensor is quantized with the range that earlier batches had, so that one pass over it is enough to quantize it and to
-measure it. A range widens at once to whatever a batch brings, of which at most that one batch is cut off, and narrows
-by 1 % of the difference a batch. The first batch of all is measured before it is quantized.
+measure it. A range widens at once to a batch's values, so that at most that one batch is cut off, and narrows by 1 % of
+the difference a batch. The first batch of all is measured before it is quantized.
 
 Ranges are buffers: local to a peer, never sent, part of its checkpoint. In evaluation they stay as they are.
 """
@@ -59,7 +59,7 @@ def inverse_step(largest: float) -> float:
 
 
 def rectified(ends: tuple[float, float], relu: bool) -> tuple[float, float]:
-    """Return the extremes of what a ReLU returns, if there is one, from those of what it reads."""
+    """Return the extremes of a ReLU's output, if there is one, from those of its input."""
     low, high = ends
     # NaN stays: `max` returns its first argument where the comparison fails.
     return (max(low, 0.0), max(high, 0.0)) if relu else ends

@@ -23,8 +23,8 @@ _blocks = _Blocks()
 def scratch(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return an uninitialised tensor that is good until this thread asks for the same name again.
 
-    For results that are read at once (accumulators, operands of one product); what is kept or handed on gets memory
-    of its own. All networks of a thread share the blocks.
+    For results that are read at once (accumulators, operands of one product); kept results, and those handed on, get
+    memory of their own. All networks of a thread share the blocks.
     """
     view = _blocks.views.get((name, shape, dtype, device))
     if view is None:

@@ -109,11 +109,11 @@ class Tape:
         return aside
 
     def put_back(self, aside: list[tuple[Any, ...]]) -> None:
-        """Save again what was set aside."""
+        """Save values again that were set aside."""
         self._entries.extend(aside)
 
     def rewind(self, position: int) -> None:
-        """Forget what was saved after `position`."""
+        """Forget values saved after `position`."""
         del self._entries[position:]
 
     def draw_keys(self) -> tuple[int, int]:

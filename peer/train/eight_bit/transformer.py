@@ -101,7 +101,7 @@ class TransformerBlock(Layer):
         return self._back_through_attention(self._back_through_ffn(as_rows(gradient.data), tape), tape, wanted=wanted)
 
     def _back_through_ffn(self, rows: torch.Tensor, tape: Tape) -> torch.Tensor:
-        """Return the gradient with regard to what the linear layers read, bfloat16[rows, d]."""
+        """Return the gradient with regard to the linear layers' input, bfloat16[rows, d]."""
         lin1, lin2 = self._linear("lin1"), self._linear("lin2")
         middle, hidden, normal, deviations = tape.take()
         total = self.output_layer_norm.backward_rows(rows, Normalized(normal, deviations), tape)
@@ -115,7 +115,7 @@ class TransformerBlock(Layer):
         return total.data
 
     def _back_through_attention(self, rows: torch.Tensor, tape: Tape, *, wanted: bool) -> Gradient | None:
-        """Return the gradient with regard to what the block reads, of its shape, for `rows: bfloat16[rows, d]`."""
+        """Return the gradient with regard to the block's input, of its shape, for `rows: bfloat16[rows, d]`."""
         attention = self.attention
         x, mixed, normal, deviations, *attended = tape.take()
         total = self.sa_layer_norm.backward_rows(rows, Normalized(normal, deviations), tape)
@@ -142,7 +142,7 @@ class TransformerBlock(Layer):
     def _add_and_normalize(
         linear: Linear, x: Quantized, residual: Quantized, norm: LayerNorm, tape: Tape
     ) -> tuple[Quantized, Normalized]:
-        """Return norm(linear(x) + residual), int8[rows, d], and what the norm has to keep."""
+        """Return norm(linear(x) + residual), int8[rows, d], and the values that the norm keeps."""
         product = linear.operands(x)
         accumulator, factor = linear_kernels.accumulate(product)
         operands = LayerNormOperands(

@@ -47,8 +47,8 @@ def composed(
 
 
 class _Fused(torch.autograd.Function):
-    """The native kernels. Backward computes the statistics again, which is cheaper than what it would take to keep the
-    gates; x is all that is kept."""
+    """The native kernels. Backward computes the statistics again, which is cheaper than keeping the gates; only x is
+    kept."""
 
     apply: ClassVar[Callable[..., torch.Tensor]]
 
@@ -123,7 +123,7 @@ def _format(x: torch.Tensor) -> torch.memory_format:
 
 
 def _dense(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int, int, int]]:
-    """Return x without gaps, in either layout, and what the kernels are told of it."""
+    """Return x without gaps, in either layout, and its description for the kernels."""
     if not x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last):
         x = x.contiguous()
     b, c, h, w = x.shape
