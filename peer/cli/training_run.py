@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RUNS_DIR = Path("runs")
 
 _TRACKERS_S = 60.0
-"""After the run: how long trackers may take to write the rest."""
+"""Time that trackers may take after the run to write the rest."""
 
 name_option = click.option(
     "--name",

@@ -179,7 +179,7 @@ class AlgorithmOptions(Section):
     mixing: Literal["plain", "clipped", "trimmed-mean"] = "plain"
     """Mixing rule for neighbours' models. plain: their weighted average. The others bound the harm of a member that
     sends poisonous models, with d-psgd, choco-sgd and dcd-psgd on undirected graphs. clipped: no neighbour moves the
-    model further than a radius. trimmed-mean: the largest and the smallest of every number are left out."""
+    model further than a radius. trimmed-mean: the largest and the smallest value of each number are left out."""
     attackers: Annotated[int, Field(ge=1)] = 1
     """clipped, trimmed-mean: number of neighbours of each peer assumed to lie."""
     clip_radius: Positive | None = None
@@ -440,7 +440,7 @@ class LimitOptions(Section):
     month_mbytes: Count | None = None
     """The same for a calendar month."""
     timezone: str = "local"
-    """In which days, months and `hours` are counted: a name such as Europe/Berlin, or local for that of the device."""
+    """Time zone of days, months and `hours`: a name such as Europe/Berlin, or local for that of the device."""
     hours: str | None = None
     """When the peer may work, such as 22:00-07:00."""
     min_battery_percent: Annotated[int, Field(ge=1, le=100)] | None = None

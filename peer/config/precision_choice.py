@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 Precision = Literal["float32", "bfloat16", "int8"]
-"""In which arithmetic a model computes."""
+"""Arithmetic of a model."""
 
 FASTEST: Final = "fastest"
 """The value of `training.precision` with which each device chooses."""
 ALL_PEERS = "all peers"
-"""In the place of a name, where one process measured for all."""
+"""Stands in the place of a name where one process measured for all."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 

@@ -110,7 +110,7 @@ class TrainingParts:
     progress: SignedProgress | None
     """None where nothing is signed."""
     link_down: Callable[[], None]
-    """Is called when a link ended."""
+    """Called when a link ended."""
     greetings: dict[str, Greeting]
     """Topic → source of the notes for a neighbour that is connected."""
 

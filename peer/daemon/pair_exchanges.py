@@ -158,7 +158,7 @@ class PairExchanges:
             return
         try:
             effects = await self.call(self._durable.receive, peer, frame, self._runtime.now())
-        except Exception as error:  # Whatever was raised for a frame: it does not end this process.
+        except Exception as error:  # No error for a frame ends this process.
             self._refuse(peer, error)
             return
         self.perform(effects)

@@ -40,7 +40,7 @@ _KEEP_EVERY_S = 60.0
 """Interval at which news of neighbours that stay is written. A neighbour that goes may come back set back."""
 _ASK_EVERY_S = 2.0
 _REPEAT_AFTER_S = 600.0
-"""For as long as a person has to do something, the log says so as often."""
+"""Interval at which the log repeats that a person has to do something."""
 
 
 class SignedProgress:

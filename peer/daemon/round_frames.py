@@ -108,7 +108,7 @@ class RoundFrames:
         for number, (peer, seq, frame) in enumerate(frames, start=1):
             try:
                 asked = self._durable.receive(peer, seq, frame, now)
-            except Exception as error:  # Whatever was raised for a frame: it does not end this process.
+            except Exception as error:  # No error for a frame ends this process.
                 return _LookedAt(number, effects, error)
             if effects is None:
                 effects = asked

@@ -47,7 +47,7 @@ _NOTABLE_WAIT_S = 0.05
 _SAY_AGAIN_S = 600.0
 """Interval between repeated log lines about obstacles that only a person can remove."""
 _STOP_GRACE_S = 5.0
-"""After a request to stop: how long to wait for the neighbours of the round under way."""
+"""Longest wait, after a request to stop, for the neighbours of the round under way."""
 SAY_AWAY_S = 30.0
 """Absence of a peer after which the log advises the operator."""
 

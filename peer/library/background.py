@@ -190,7 +190,7 @@ class Background(Host):
                     self._meeting.abandon()
                     self._close()
                     end = runner.run(self._come_back(error))
-        except BaseException as error:  # Whatever it is, it is the script's to see.
+        except BaseException as error:  # The script is to see every error.
             end = End(error)
         finally:
             try:

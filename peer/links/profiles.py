@@ -17,7 +17,7 @@ class Profile:
     down_kbit: float
     """Download."""
     latency_ms: float
-    """From one device to another, one way, without queues and serialisation."""
+    """Latency from one device to another, one way, without queues and serialisation."""
     loss: float = 0.0
     """Fraction of packets lost at random in each direction."""
     queue_ms: float = 500.0

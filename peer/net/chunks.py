@@ -15,7 +15,8 @@ from peer.net.envelope import Piece
 CHUNK_COST = 64
 """Credit that a chunk costs beside its data, so that a flood of tiny ones is bounded too."""
 CRUMB_BYTES = 16 * 1024
-"""With less credit than this (and than what is left of the frame) it is better to wait than to send crumbs."""
+"""Least credit worth a chunk, unless the rest of the frame is smaller: below it, waiting is better than sending
+crumbs."""
 _MAX_CREDIT_BYTES = 1 << 50
 _TRUSTED_SHARE = 8
 """A frame gets all of its memory once an eighth of it is there: less would be copied each time that it grows."""

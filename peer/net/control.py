@@ -216,7 +216,7 @@ async def call_control(
         ) from None
     except SottoError:
         raise
-    except Exception as error:  # Whatever it is: what was read is another's, and whoever asked goes on.
+    except Exception as error:  # Any error: the input is another's, and the caller goes on.
         why = str(error) if isinstance(error, DecodeError | ValueError) else type(error).__name__
         raise RemoteProtocolError(f"{name} at {address} answered {verb!r} with nonsense: {why}") from error
     finally:

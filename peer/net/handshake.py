@@ -54,7 +54,7 @@ class OpenedStream:
     received: int
     """The last of the neighbour's frames that are durable here, as our hello said."""
     socket: tcp_info.Connection | None
-    """Under the stream; None where it is not known."""
+    """The socket under the stream; None where unknown."""
 
 
 class Handshake:

@@ -22,10 +22,10 @@ _SMALL_MESSAGES = {"rate": 500.0, "burst": 1000.0}
 """Units that one neighbour may spend, a second and at once. An envelope that bears no frame costs one, and so does a
 chunk of a frame outside the sequence or of one that came before; the other units are below."""
 _UNITS_PER_KBYTE = 1.0
-"""For all data in an envelope other than chunk data."""
+"""Units for all data in an envelope other than chunk data."""
 _UNITS_PER_NOTE = 1 / 8
 _UNITS_PER_CRUMB = 1 / 8
-"""For each chunk beyond the two that an honest neighbour may begin or end a frame with in one envelope."""
+"""Units for each chunk beyond the two that an honest neighbour may begin or end a frame with in one envelope."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Received(NamedTuple):
     """The contents of one envelope."""
 
     frames: list[tuple[int, bytes]]
-    """Those that it completes, with their numbers, in order."""
+    """Completed frames with their numbers, in order."""
     receipt: int
     """Our frames are durable there up to this number; 0 where it says nothing of them."""
     credit: int

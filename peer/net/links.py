@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED_PROCESSES = 32
 _ANY_CALLER = -1
-"""In place of the number of a neighbour."""
+"""Stands in place of a neighbour's number."""
 _OWN_ERRORS = (StateError, DivergenceError)
 """Errors of this peer itself, whichever neighbour it was serving: its disk, or its own judgement of the run."""
 
@@ -205,7 +205,7 @@ class Links:
         try:
             for seq, frame in self._handler.link_up(peer, connection.remote_has):
                 self.send(peer, seq, frame)
-        except Exception as error:  # What it said of our frames is input of its.
+        except Exception as error:  # Its word about our frames is its input.
             self.blame(peer, error)
         return connection
 

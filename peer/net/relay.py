@@ -103,7 +103,7 @@ class RelayService:
         that neither sends nor takes anything for `idle_s` is gone. `blame` is `Links.blame_caller`.
         """
         self.carried: dict[tuple[str, str], int] = {}
-        """(from, to) → bytes."""
+        """(sender, receiver) → bytes."""
         self._identify, self._account, self._blame = identify, account, blame
         self._kbytes_per_s, self._idle_s = kbytes_per_s, idle_s
         rate = max(1.0, 1000.0 * kbytes_per_s)

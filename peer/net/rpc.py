@@ -102,7 +102,7 @@ class Caller:
     """The opener of a stream or maker of a call, as gRPC and TLS describe it."""
 
     address: str
-    """As gRPC writes it, "ipv4:10.0.0.1:43210"."""
+    """Address in gRPC's form, "ipv4:10.0.0.1:43210"."""
     metadata: tuple[tuple[str, str | bytes], ...]
     certificate: bytes | None
     """Shown in the TLS handshake, PEM."""

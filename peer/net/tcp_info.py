@@ -36,7 +36,7 @@ class TcpCounters:
     """Counters of one connection since it was opened. Bytes are TCP payload, so TLS and HTTP/2 are in them."""
 
     bytes_sent: int
-    """With retransmissions."""
+    """Bytes sent, with retransmissions."""
     bytes_received: int
     bytes_retransmitted: int
     segments_sent: int

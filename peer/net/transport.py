@@ -390,7 +390,7 @@ def _channel_options(limits: Limits) -> Options:
     return [
         ("grpc.max_receive_message_length", limits.chunk_bytes + _ENVELOPE_SLACK),
         ("grpc.max_send_message_length", -1),
-        # How much may be on its way inside HTTP/2; our own credit bounds the whole.
+        # Bytes that may be on their way inside HTTP/2; our own credit bounds the whole.
         ("grpc.http2.lookahead_bytes", min(limits.window_bytes, 4 * 1024**2)),
         _BDP_PROBE_OFF,
     ]

@@ -41,7 +41,7 @@ class Member:
     index: int
     name: str
     config: Config
-    """Its own, or that of a peer whose list it is in."""
+    """Its own configuration, or that of a peer whose list it is in."""
     base: Path
     entry: int | PeerAddress
     """Index or address under which it is asked."""

@@ -40,7 +40,7 @@ CLOCK_WARNING_S = 5.0
 CLOCK_ERROR_S = 86_400.0
 TIMEOUT_S = 8.0
 FULL_PACKETS_BYTES = 4000
-"""More than two packets of Ethernet."""
+"""Size above two Ethernet packets."""
 
 Level = Literal["ok", "warning", "error"]
 

@@ -37,7 +37,7 @@ class Proposal:
     index: int
     """Position of the peer in its own `[[peers]]`."""
     entry: PeerAddress
-    """With the name and the address that are signed."""
+    """Entry with the name and the address that are signed."""
     known: bool
     """Whether the list of peers has it already: then its certificate is renewed."""
     left_out: tuple[str, ...]

@@ -221,7 +221,7 @@ def _newest_common_round(
     membership, numbering = _membership(folders), Numbering(config.num_listed)
     by_index = {folder.config.peer.index: folder for folder in folders}
     for done in sorted({done for folder in folders for done in folder.checkpoints}, reverse=True):
-        # A device that came back is a member under another number. What it had before is set aside.
+        # A device that came back is a member under another number. Its earlier state is set aside.
         members = [numbering.device(number) for number in membership.members(done)]
         if all(peer in by_index and done in by_index[peer].checkpoints for peer in members):
             ended = {

@@ -66,7 +66,7 @@ KEEP_MODELS_BYTES_MAX = 256 << 20
 """The models of evaluations are kept, to measure the consensus distance, while all of them together are below this."""
 
 _STOP_S = 12.0
-"""After SIGTERM: how long a peer may take to finish its round before it is killed."""
+"""Time that a peer may take after SIGTERM to finish its round before it is killed."""
 
 _POLL_S = 0.25
 

@@ -27,7 +27,7 @@ class Lineup:
     staying: tuple[int, ...]
     leaving: tuple[int, ...]
     joining: tuple[int, ...]
-    """Without a folder so far."""
+    """Newcomers without a folder so far."""
 
     @property
     def started(self) -> tuple[int, ...]:

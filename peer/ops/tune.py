@@ -71,7 +71,7 @@ FINALISTS = 3
 """Most safe points that are run again with other seeds."""
 
 MOST_SEEDS = 10
-"""Further seeds would say little more."""
+"""Most seeds: further ones would say little more."""
 
 CLOSE = 0.1
 """A safe point whose worst peer is further below the best one, as a fraction of all samples, is not run again."""
@@ -176,7 +176,7 @@ class Tuning:
     single_process_figure: float | None = None
     """The same by the first metric of an own task."""
     trials: tuple[Trial, ...]
-    """In the order in which they ran."""
+    """All trials, in the order in which they ran."""
     seconds: float
 
     @property
@@ -410,7 +410,7 @@ class _Search:
     lost: set[Point] = field(default_factory=set)
     """Points that diverged with another seed."""
     trials: list[Trial] = field(default_factory=list)
-    """In the order in which they ran."""
+    """All trials, in the order in which they ran."""
     reserved_s: float = 0.0
     """Part of the budget for work after the search."""
 

@@ -30,7 +30,7 @@ WITHIN_POINTS = 6.0
 mean nothing, and with 5 some options would be left out by less."""
 
 UNKNOWN_SKEW = 0.8
-"""Taken where nobody says how the data lies: real data on devices is rarely dealt at random."""
+"""Skew assumed if none is given: real data on devices is rarely dealt at random."""
 
 SLOWER_MIXING = 2.0
 """Evidence counts as long as the spectral gap is not smaller by more than this than with the peers of the evidence."""
@@ -66,17 +66,17 @@ class Estimate:
     frame_bytes: float | None = None
     """One message to one neighbour, of our options."""
     round_s: float | None = None
-    """For one step of each peer, work included."""
+    """Duration of one step of each peer, work included."""
     work_s: float | None = None
     """Processor time in `round_s` beside the step: algorithm, compression, coding, sockets."""
     up_bytes: float | None = None
     """A peer's upload in one round, headers included; the download is the same in all these graphs."""
     memory_bytes: float | None = None
-    """Beside the model: gradient, momentum, the algorithm's state, messages in flight."""
+    """Memory beside the model: gradient, momentum, the algorithm's state, messages in flight."""
     rounds_factor: float | None = None
     """Rounds for each round of all-reduce, until the worst peer is close enough to it."""
     worst_accuracy: float | None = None
-    """At the end of the measured runs, in percent."""
+    """Accuracy at the end of the measured runs, in percent."""
     gap_points: float | None = None
     """All-reduce's lead there."""
     reason: str | None = None

@@ -18,7 +18,7 @@ class Baseline:
     """The result of one process."""
 
     evaluation: Evaluation
-    """On the common test set, after the last step."""
+    """Evaluation on the common test set, after the last step."""
     losses: tuple[float, ...]
     """Training loss of every round."""
     z: Vector

@@ -128,7 +128,7 @@ class Classification:
     augmentation: Callable[[Batch, torch.Tensor], Batch] | None = None
     """Changes a training batch, with `uniforms: float32[b, 4]` as its only randomness."""
     precision: Precision = "float32"
-    """In which the task is trained unless the configuration says otherwise."""
+    """Precision in which the task is trained unless the configuration says otherwise."""
     metrics: Sequence[Metric] = ()
     """Figures of a test set beside accuracy; models are compared by the first."""
     measures: Callable[[torch.nn.Module, Batch], dict[str, torch.Tensor]] | None = None

@@ -25,9 +25,9 @@ _WARM_UP = 2
 """The first step allocates memory, and that of a network in 8 bits measures its ranges."""
 _LEAST_TURNS, _MOST_TURNS = 3, 99
 _ENOUGH_TURNS, _ENOUGH_S = 9, 0.5
-"""After so long, so many turns are enough: those of small models are disturbed most, and cost least."""
+"""Turns that are enough after so many seconds: those of small models are disturbed most, and cost least."""
 _AT_MOST_S = 5.0
-"""After so long, no further turn begins once there were `_LEAST_TURNS`."""
+"""Time after which no further turn begins once there were `_LEAST_TURNS`."""
 
 _COMMON: Precision = "float32"
 """Every model can compute in it."""

@@ -57,9 +57,9 @@ class Manifest:
     """Hex SHA-256 of the labels that were split."""
     num_samples: int
     train: tuple[IntArray, ...]
-    """For each peer its training samples, int64[m_i], ascending."""
+    """Training samples of each peer, int64[m_i], ascending."""
     holdout: tuple[IntArray, ...]
-    """For each peer its private test samples, int64[h_i], ascending."""
+    """Private test samples of each peer, int64[h_i], ascending."""
 
     @property
     def num_peers(self) -> int:
@@ -146,9 +146,9 @@ class OwnSamples:
     """Hex SHA-256 of the labels."""
     num_samples: int
     train: Mapping[int, IntArray]
-    """For that peer alone its training samples, int64[m], ascending."""
+    """Training samples of that peer alone, int64[m], ascending."""
     holdout: Mapping[int, IntArray]
-    """For that peer alone its private test samples, int64[h], ascending."""
+    """Private test samples of that peer alone, int64[h], ascending."""
 
 
 def own_samples(labels: npt.ArrayLike, peer: int, *, seed: int, holdout_fraction: float = 0.0) -> OwnSamples:

@@ -36,7 +36,7 @@ from peer.train.task import Task
 
 SECRET_BYTES = 32
 SECRET_FILE = "secret.json"
-"""In the state folder of a peer whose local steps are private."""
+"""File in the state folder of a peer whose local steps are private."""
 _SAMPLING, _NOISE = b"sampling", b"noise"
 _MOST_NUMBERS = 1 << 25
 """Most numbers in the gradients of samples that are in memory together."""

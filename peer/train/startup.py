@@ -83,7 +83,7 @@ class _Later(Loader):
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self._module: ModuleType | None = None
-        """To be executed; None once that has begun."""
+        """Module to be executed; None once that has begun."""
         self._loaded: ModuleType | None = None
 
     def exec_module(self, module: ModuleType) -> None:

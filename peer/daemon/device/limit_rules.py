@@ -19,7 +19,7 @@ class Usage:
     """Traffic of the links in one calendar day, and in its month."""
 
     day: str = ""
-    """As 2026-11-23."""
+    """The day in the form 2026-11-23."""
     day_bytes: int = 0
     month_bytes: int = 0
 

@@ -89,8 +89,8 @@ class SignedStatements:
         identity = self._verifier.check(
             proof.certificate, proof.signature, topic=topic, counter=proof.counter, statement=statement
         )
-        # The certificate of a newcomer has its index, that of a listed peer its name alone. What is signed names the
-        # number of its issuer: a statement from before a device's loss is none of its present ones.
+        # The certificate of a newcomer has its index, that of a listed peer its name alone. A signed statement names
+        # the number of its issuer: a statement from before a device's loss is none of its present ones.
         device = Numbering(len(self._listed)).device(issuer)
         if device < len(self._listed):
             is_issuer = identity.name == self._listed[device] and identity.index in (None, device)

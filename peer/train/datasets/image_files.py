@@ -67,9 +67,9 @@ class CifarLayout:
     folder: str
     """Folder of the unpacked batches."""
     archive: str
-    """Without .tar.gz or .tar.xz."""
+    """Name of the archive without .tar.gz or .tar.xz."""
     train: tuple[str, ...]
-    """Without the ending .bin."""
+    """Names of the files without the ending .bin."""
     test: tuple[str, ...]
     label_bytes: int
     """Labels at the head of a record, of which the last counts."""

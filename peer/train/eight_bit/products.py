@@ -7,7 +7,7 @@ import torch
 _EXACT_TERMS = 1024
 """Products of two int8 are at most 2¹⁴, and float32 holds every integer up to 2²⁴."""
 MAX_TERMS = 2**31 // 2**14 - 1
-"""More might overflow int32."""
+"""Most terms of a sum: more might overflow int32."""
 
 
 def int8_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
