@@ -136,7 +136,7 @@ class StateError(SottoError):
 
 
 class SponsorLost(StateError):
-    """A peer joined whose sponsor was lost before it gave it a model."""
+    """The sponsor of a joining peer was lost before it gave the peer a model."""
 
 
 class LinkError(SottoError):

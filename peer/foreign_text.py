@@ -29,5 +29,5 @@ def printable_values(value: object) -> object:
 
 
 def normal_name(name: str) -> str:
-    """Return a name as all devices write it, whatever their file systems do: in Unicode's normal form C."""
+    """Return a name in Unicode's normal form C, as all devices write it, whatever their file systems do."""
     return unicodedata.normalize("NFC", name)

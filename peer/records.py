@@ -85,7 +85,7 @@ class RoundRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerProgress:
-    """One peer as it was last heard of. Bytes are what it has sent since the run began."""
+    """Last known state of one peer. Bytes are those that it has sent since the run began."""
 
     name: str
     round: int = 0
@@ -97,9 +97,9 @@ class PeerProgress:
     payload_bytes: int = 0
     frame_bytes: int = 0
     socket_bytes: int | None = None
-    """None where the kernel's counters are not at hand (a simulation)."""
+    """None if the kernel's counters are not at hand (a simulation)."""
     values: int = 0
-    """Parameters described by its messages so far: times 4 bytes, what full precision would have cost."""
+    """Parameters described by its messages so far; times 4 bytes, the cost of full precision."""
     neighbors_up: int = 0
     """Neighbours with a living connection."""
     neighbors: int = 0
@@ -126,7 +126,7 @@ class Progress:
     """Rounds that had been completed then."""
     peers: tuple[PeerProgress, ...] = ()
     ready: int | None = None
-    """Number of peers that can begin; None where none is awaited any more."""
+    """Number of peers that can begin; None if none is awaited any more."""
     criterion: Criterion = ACCURACY
     """The figure by which models are compared."""
     averaged_figure: float | None = None

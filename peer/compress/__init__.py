@@ -82,7 +82,7 @@ COMPRESSORS: dict[str, _Class] = {
 
 
 def build(kind: str, **settings: Any) -> BoundedCompressor:
-    """Return the compressor of that name. Raises ValueError, naming the setting and what is valid.
+    """Return the compressor of that name. Raises ValueError, naming the setting and its valid values.
 
     `value_type` and `rounding` may be given by their names in lower case.
     """

@@ -10,14 +10,14 @@ from peer.compress.base import Compressor
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorBound:
-    """Bounds on C(v) − v for one layer; None where there is none of that kind."""
+    """Bounds on C(v) − v for one layer; None if there is none of that kind."""
 
     contraction: float | None = None
     """δ in E‖C(v) − v‖² ≤ (1 − δ) ‖v‖² for every v; CHOCO and error feedback need δ > 0."""
     variance: float | None = None
     """ω in E‖C(v) − v‖² ≤ ω ‖v‖² for an unbiased C; DCD and ECD need it."""
     absolute: float | None = None
-    """The largest error of any one coordinate, whatever v is."""
+    """The largest error of any one coordinate, for any v."""
 
 
 class BoundedCompressor(Compressor, Protocol):

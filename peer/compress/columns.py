@@ -61,7 +61,7 @@ class Columns(Sequence[LayerPayload]):
 
     @property
     def bits(self) -> int:
-        """The width of the codes; 0 where there are none."""
+        """The width of the codes; 0 if there are none."""
         if self.levels is not None:
             return self.levels[3]
         return 0 if self.residues is None else self.residues[0]
@@ -150,7 +150,7 @@ class Columns(Sequence[LayerPayload]):
 
 
 def columns_of(layers: Sequence[LayerPayload]) -> Columns | None:
-    """Return the layers as columns, or None where these cannot hold them: repairs, several sets of parameters, reals of
+    """Return the layers as columns, or None if these cannot hold them: repairs, several sets of parameters, reals of
     several types, residues with and without a check, arrays of other types than the payload's own."""
     if isinstance(layers, Columns):
         return layers

@@ -87,14 +87,14 @@ def _exact_up_to(dtype: np.dtype[Any]) -> int:
 
 @lru_cache(maxsize=1024)
 def _held_modulus(theta: float, bits: int, rounding: Rounding, dtype: np.dtype[Any]) -> float | None:
-    """Return B as the type holds it, or None where it or a level leaves the type's range. Layers often share a θ."""
+    """Return B as the type holds it, or None if it or a level leaves the type's range. Layers often share a θ."""
     with np.errstate(over="ignore"):
         b = float(dtype.type(modulus(float(dtype.type(theta)), bits, rounding)))
     return b if math.isfinite(b) and b / (1 << bits) >= float(np.finfo(dtype).tiny) else None
 
 
 def theta_floor(largest: float, bits: int, rounding: Rounding, dtype: npt.DTypeLike) -> float:
-    """Return the smallest θ to use for a layer whose largest magnitude is `largest`: it leaves one bit of K to spare.
+    """Return the smallest θ for a layer with the largest magnitude `largest`: it leaves one bit of K to spare.
 
     Rules that let θ shrink with the consensus distance take the larger of both: a larger θ is always correct.
     """
@@ -125,7 +125,7 @@ class ModuloCode:
     def encode(self, x: FloatArray, theta: float, omega: Omega = None) -> IntegerArray:
         """Return K, int64[n].
 
-        Raises CodeRangeError where |K| exceeds `largest_integer`, ValueError for a bad θ or x.
+        Raises CodeRangeError if |K| exceeds `largest_integer`, ValueError for a bad θ or x.
         """
         integers = np.empty(x.size, np.int64)
         self._encode(x, self._modulus(theta, x.dtype, ValueError), omega, 0, integers=integers)
@@ -379,7 +379,7 @@ def apply_repair(
 
     Each repair multiplies B and L by 2^bits and leaves the integers as they are: nothing is quantized anew. The caller
     compares `hash_integers` of the result with `first.check`, and takes `values_of` it for x̂. Raises
-    RemoteProtocolError where the repairs do not continue each other, ThetaTooSmall where only all of K helps.
+    RemoteProtocolError if the repairs do not continue each other, ThetaTooSmall if only all of K helps.
     """
     code = _code_of((first.bits, first.rounding))
     if repairs and isinstance(repairs[-1], WholeIntegers):
@@ -451,7 +451,7 @@ class Modulo:
         return _code(self.bits, self.rounding)
 
     def omega(self, v: FloatArray, layer: int, draws: Draws) -> Omega:
-        """Return the ω of a layer: the same for every peer, None where the rounding needs none."""
+        """Return the ω of a layer: the same for every peer, None if the rounding needs none."""
         return None if self.rounding is Rounding.NEAREST else shared_uniforms(draws, layer, v)
 
     def compress(self, v: FloatArray, layer: int, draws: Draws, theta: float | None = None) -> Residues:

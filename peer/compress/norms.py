@@ -46,8 +46,8 @@ def sum_of_squares(v: FloatArray) -> float:
 
 
 def sums_of_squares(v: FloatArray, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
-    """Return `sum_of_squares` of layers that follow one another, float64[layers]; None where the kernels were not built
-    or do not take `v`."""
+    """Return `sum_of_squares` of layers that follow one another, float64[layers]; None if the kernels were not built or
+    do not take `v`."""
     if lib is None or not v.flags.c_contiguous or v.dtype != np.float32:
         return None
     sums = np.empty(sizes.size)

@@ -24,8 +24,8 @@ from peer.random import PeerDraws
 class Qsgd:
     """Sends `sign(v) ‖v‖ level/s` with s = 2^bits − 1 and stochastic levels of |v|/‖v‖, so that E C(v) = v.
 
-    `bits` counts the level; the sign is one more bit, and bits + 1 is what is reported. Biased, the values are scaled
-    by 1/(1 + ω), ω = min(d/s², √d/s) with d the size of the layer, which makes the compressor a contraction.
+    `bits` counts the level; the sign is one more bit, and bits + 1 are reported. Biased, the values are scaled by 1/(1
+    + ω), ω = min(d/s², √d/s) with d the size of the layer, which makes the compressor a contraction.
     """
 
     kind: ClassVar[str] = "qsgd"

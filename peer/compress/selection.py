@@ -30,7 +30,7 @@ def largest_of_each(
 ) -> npt.NDArray[np.int64] | None:
     """Return `largest_magnitudes` of layers that follow one another in `v`, one after another, in one call.
 
-    `sizes` and `counts`, int64[layers], are their n and k. None where the kernels were not built or do not take `v`.
+    `sizes` and `counts`, int64[layers], are their n and k. None if the kernels were not built or do not take `v`.
     """
     if lib is None or v.dtype != np.float32 or not v.flags.c_contiguous or int(sizes.max()) >= 2**32:
         return None

@@ -1,4 +1,4 @@
-"""Checks of compressors' settings: sentences that name the setting and what is valid."""
+"""Checks of compressors' settings: errors that name the setting and its valid values."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from peer.compress.selection import count_of, largest_magnitudes, largest_of_eac
 class TopK(KeptValues):
     """Sends the k largest magnitudes exactly, or rounded; of equal magnitudes the lowest index wins.
 
-    Values rounded to `value_bits` use `levels.nearest_levels`, whose docstring says why.
+    Values rounded to `value_bits` use `levels.nearest_levels`; its docstring says why.
     """
 
     kind: ClassVar[str] = "top_k"

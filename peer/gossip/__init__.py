@@ -1,10 +1,9 @@
 """Gossip algorithms: one readable file for each family, found in one table by name.
 
 An algorithm is a sans-I/O state machine for one peer (`base`): values in, values out. `exact` sends whole models,
-`naive` quantizes them, `error_feedback` and `replicas` make up for what a compressor leaves out, `moniqua` sends
-modulo codes, `d2` cancels the difference between the peers' data, `pairs` has no rounds, `low_rank` sums
-factors of the gradients, `centralized` are the baselines. The gossip step that they share is in `mixing`, the graphs
-in `topology`.
+`naive` quantizes them, `error_feedback` and `replicas` make up for a compressor's error, `moniqua` sends modulo codes,
+`d2` cancels the difference between the peers' data, `pairs` has no rounds, `low_rank` sums factors of the gradients,
+`centralized` are the baselines. The gossip step that they share is in `mixing`, the graphs in `topology`.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ ALGORITHMS: dict[str, type[Algorithm] | type[PairNode]] = {cls.spec.name: cls fo
 
 
 def specs() -> tuple[AlgorithmSpec, ...]:
-    """Return what there is to know of every algorithm, baselines first."""
+    """Return the properties of every algorithm, baselines first."""
     return tuple(cls.spec for cls in ALGORITHMS.values())
 
 

@@ -14,7 +14,7 @@ from peer.gossip.theta import resting_rate
 def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, layout_size: int = 10_000) -> float:
     """Return a rate η that is known to be robust for the pair.
 
-    Exact averaging takes 1, D² ½ (its smallest eigenvalue). With replicas the rate is about 2.5 times what the
+    Exact averaging takes 1, D² ½ (its smallest eigenvalue). With replicas the rate is about 2.5 times the part that the
     compressor keeps. Measured with quant-sgp on an exponential graph of 8, models that nobody trains, 4 bits: at 1, 2
     and 10 % of the coordinates rates of 0.03, 0.05 and 0.2 bring them together by a factor e in 180, 80 and 10 rounds;
     with 0.06, 0.1 and 0.3 they stay apart, and runs end with that distance. With an error memory it is lower (the
@@ -46,7 +46,7 @@ def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, l
         # 2.4: the rate of the default configuration is that of release 0.1.
         kept, factor = compressor.fraction, 2.4
     if spec.memory is Memory.ERRORS:
-        # It sends what is left of whole models, a replica only differences (digits, skew 0.8, top 2 % at 4 bits: worst
+        # It sends the rest of whole models, a replica only differences (digits, skew 0.8, top 2 % at 4 bits: worst
         # sparse-push peer 93 % at 0.02, 70 % at 0.1; MNIST alike).
         return float(f"{min(1.0, max(0.005, 0.02 * (kept / 0.02) ** 0.7)):.1g}")
     return float(f"{min(1.0, max(0.001, factor * kept)):.2g}")

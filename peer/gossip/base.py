@@ -1,4 +1,4 @@
-"""The contract between a gossip algorithm and whoever drives it (daemon, simulator, replay).
+"""The contract between a gossip algorithm and its driver (daemon, simulator, replay).
 
 An algorithm is a sans-I/O state machine for one peer. A driver runs round t like this:
 
@@ -107,14 +107,15 @@ class AlgorithmSpec:
     grows_what_it_sends: bool = False
     """Sends a vector that grows with the number of rounds."""
     forgets_errors: bool = False
-    """Makes up for nothing of what the compressor leaves out, and stalls at a floor."""
+    """Does not make up for the compressor's error, and stalls at a floor."""
     memory: Memory = Memory.NONE
     corrects_drift: bool = False
     """Can make up for gradients that always pull a peer the same way (`NodeContext.drift_gain`)."""
     tells_all: int | None = None
     """The phase in which a peer sends all its receivers the same, and they rely on that. None: no such phase."""
     robust_mixing: bool = False
-    """Can clip or trim what it hears (`NodeContext.robust`): it mixes whole models, and nothing rests on their sum."""
+    """Can clip or trim received models (`NodeContext.robust`): it mixes whole models, and nothing depends on their
+    sum."""
 
     def acts_on_mean(self, momentum: str) -> bool:
         """Return whether a kind of momentum acts on the mean of all peers' gradients (`NodeContext.momentum`)."""
@@ -132,15 +133,15 @@ class MixingSchedule(Protocol):
         ...
 
     def weight(self, t: int, receiver: int, sender: int) -> float:
-        """Return W[receiver, sender] of round t, 0 where there is no edge."""
+        """Return W[receiver, sender] of round t, 0 if there is no edge."""
         ...
 
     def senders(self, t: int, peer: int) -> tuple[int, ...]:
-        """Return whom `peer` hears in round t, itself left out, ascending."""
+        """Return the senders to `peer` in round t, itself left out, ascending."""
         ...
 
     def receivers(self, t: int, peer: int) -> tuple[int, ...]:
-        """Return who hears `peer` in round t, itself left out, ascending."""
+        """Return the receivers of `peer` in round t, itself left out, ascending."""
         ...
 
     def all_senders(self, peer: int) -> tuple[int, ...]:
@@ -196,7 +197,7 @@ class NodeContext:
     layout: Layout
     draw_source: DrawSource
     compressor: Compressor
-    """Also set where the algorithm sends in full precision: then `none`."""
+    """Set even if the algorithm sends in full precision: then it is `none`."""
     averaging_rate: float = 1.0
     whole_below: int = 0
     """Layers smaller than this are sent whole (see `compress_layers`)."""
@@ -237,7 +238,7 @@ def named_state(momentum: MomentumRule) -> dict[str, npt.NDArray[Any]]:
 
 
 def restored_momentum(node: NodeContext, state: Mapping[str, npt.NDArray[Any]]) -> MomentumRule:
-    """Return the momentum whose state `named_state` put into the state of an algorithm."""
+    """Return the momentum with the state that `named_state` put into the state of an algorithm."""
     momentum = node.momentum()
     momentum.restore({k.removeprefix(_MOMENTUM): v for k, v in state.items() if k.startswith(_MOMENTUM)})
     return momentum
@@ -245,7 +246,7 @@ def restored_momentum(node: NodeContext, state: Mapping[str, npt.NDArray[Any]]) 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One step of a round: what to send, and from whom to hear before `advance` may be called."""
+    """One step of a round: messages to send, and those to await before `advance` may be called."""
 
     sends: Mapping[int, Message]
     """Receiver → message. Receivers that get the same payload share the payload objects."""
@@ -256,7 +257,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Health figures of an algorithm after a round; None where a figure does not apply."""
+    """Health figures of an algorithm after a round; None if a figure does not apply."""
 
     push_weight: float = 1.0
     error_norm: float | None = None
@@ -397,7 +398,7 @@ class Algorithm(ABC):
         """Forget all state tied to the former members: from the next round on, members and schedule are others."""
 
     def shrunk_(self, scale: float) -> None:  # noqa: B027 (most keep nothing that goes with x)
-        """Take note that x was multiplied by `scale`, because a joining peer got the rest."""
+        """Note that x was multiplied by `scale`, because a joining peer got the rest."""
 
     def answer(self, request: Message) -> Message:
         """Return the answer to a request that may come at any time (repair of a modulo code). Changes nothing. Raises
@@ -405,13 +406,13 @@ class Algorithm(ABC):
         raise RemoteProtocolError(f"asks for a repair, and {self.spec.name} has none", peer=request.sender)
 
     def own_digests(self) -> tuple[int, Digests] | None:
-        """Return (round, digest of each layer) of the own replica when it was checked last: what others compare with
-        `compare_replica`. None where nobody keeps a replica, or none was checked yet."""
+        """Return (round, digest of each layer) of the own replica's last check, for others to compare by
+        `compare_replica`. None if nobody keeps a replica, or none was checked yet."""
         return None
 
     def compare_replica(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
-        """Return the layers in which the replica of `sender` is not what `own_digests` there says of that round; None
-        if that cannot be told (yet)."""
+        """Return the layers in which the replica of `sender` differs from its own `own_digests` of that round; None if
+        that cannot be told (yet)."""
         return ()
 
     def take_replica(self, message: Message) -> None:
@@ -431,7 +432,7 @@ class Algorithm(ABC):
         return {"x": self.x, "u": np.array([self.u])}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned. Raises KeyError or ValueError if it does not fit."""
+        """Restore a result of `state`. Raises KeyError or ValueError if it does not fit."""
         x = state["x"]
         if x.shape != self.x.shape or x.dtype != self.x.dtype:
             raise ValueError(f"x has shape {x.shape} and type {x.dtype}, expected {self.x.shape}, {self.x.dtype}")
@@ -439,12 +440,12 @@ class Algorithm(ABC):
         self.u = float(state["u"][0])
 
     def transport_state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what must survive a crash only because others may still ask for it (Moniqua's repair sources).
+        """Return state that must survive a crash only because others may still ask for it (Moniqua's repair sources).
 
         Kept apart from `state` because it is a buffer of the transport, not state of the algorithm.
         """
         return {}
 
     def restore_transport(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `transport_state` returned."""
+        """Restore a result of `transport_state`."""
         del state  # Nothing is kept by default.

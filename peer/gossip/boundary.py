@@ -59,7 +59,7 @@ class Transfer:
 
 
 def transfers(views: ViewSchedule, t: int, spec: AlgorithmSpec) -> tuple[Transfer, ...]:
-    """Return what is handed over between round t and the next one."""
+    """Return the transfers between round t and the next one."""
     found, push_sum = [], spec.push_sum
     changes = views.membership.changes_at(t + 1)
     if levels(views, t, spec):
@@ -84,8 +84,8 @@ def levels(views: ViewSchedule, t: int, spec: AlgorithmSpec) -> bool:
 
 
 def heir_of(views: ViewSchedule, t: int, leaver: int) -> int | None:
-    """Return who takes over (x, u) of a peer that leaves after round t: the next of its receivers that stays, else of
-    its senders, else of all members; None if nobody stays."""
+    """Return the heir of (x, u) of a peer that leaves after round t: the next of its receivers that stays, else of its
+    senders, else of all members; None if nobody stays."""
     before, after = views.membership.members(t), views.membership.members(t + 1)
     stay = [peer for peer in before if peer in after]
     receivers = views.receivers_from(t, leaver, with_absent=True)
@@ -112,7 +112,7 @@ def take_back_gifts_(algorithm: Algorithm, gifts: Sequence[Message]) -> None:
 
 
 class Boundary:
-    """One peer's part in the end of round t: `begin`, then `advance` with what came, until there is no exchange."""
+    """One peer's part in the end of round t: `begin`, then `advance` with each inbox, until there is no exchange."""
 
     def __init__(self, algorithm: Algorithm, views: ViewSchedule, t: int) -> None:
         self._algorithm, self._views, self._t = algorithm, views, t
@@ -121,10 +121,10 @@ class Boundary:
         self._phase = READ_PHASE
 
     def begin(self) -> Exchange | None:
-        """Return the first exchange; None where this peer has no part in the change."""
+        """Return the first exchange; None if this peer has no part in the change."""
         algorithm, t = self._algorithm, self._t
         if algorithm.spec.modulo and algorithm.node.modulo.verified:
-            # Whoever reads this peer's codes is read by it too: the graph of a verified algorithm is undirected.
+            # All readers of this peer's codes are read by it too: the graph of a verified algorithm is undirected.
             heard = self._views.receivers_from(t, self._me, with_absent=True)
             neighbors = frozenset(heard) - self._views.absent.keys()
             if neighbors:
@@ -136,12 +136,12 @@ class Boundary:
         """Give away this peer's part of the transfers; return their exchange, or the next one where it has none."""
         self._phase = TRANSFER_PHASE
         lost = self._views.absent.keys()
-        # A sponsor keeps the share of a peer that was lost before it joined. What a leaving peer has stays with nobody.
+        # A sponsor keeps the share of a peer that was lost before it joined. A leaving peer's mass stays with nobody.
         gifts = [each for each in self._moved if each.giver == self._me and (each.is_all or each.taker not in lost)]
         shares = sum(not each.is_all for each in gifts)
         sends = {}
         for number, gift in enumerate(gifts):
-            # Of what is left each time, so that k joining peers and their sponsor end with the same 1 / (k + 1).
+            # A share of the rest each time, so that k joining peers and their sponsor end with the same 1 / (k + 1).
             share = 1.0 if gift.is_all else 1.0 / (shares - number + 1)
             sends[gift.taker] = self._part(share)
         awaits = frozenset(each.giver for each in self._moved if each.taker == self._me)
@@ -150,8 +150,8 @@ class Boundary:
         return self._copies()
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
-        """Take what came; return the next exchange. Raises RemoteProtocolError for what cannot be used, and StateError
-        where the sponsor was lost before it gave this peer a model: only push-sum can do without one."""
+        """Take an inbox; return the next exchange. Raises RemoteProtocolError for an unusable message, and StateError
+        if the sponsor was lost before it gave this peer a model: only push-sum can do without one."""
         if self._phase == READ_PHASE:
             return self._shares()
         for message in inbox.values():

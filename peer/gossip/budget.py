@@ -5,7 +5,7 @@ modulo. The algorithm need not know, because every payload says how it was made 
 Two mechanisms work together:
 
 - A token bucket for each link. It is empty at first, fills at nearly the budget, holds `BURST_S` seconds of it, and a
-  round may begin while no bucket is in debt. A message may be larger than what is left, and the debt is waited for
+  round may begin while no bucket is in debt. A message may be larger than the bucket's level; the debt is waited for
   afterwards. In any T seconds a link thus carries at most budget · (T + BURST_S) bytes and one message more, and from
   the beginning on budget · T and one message, whatever the second mechanism does.
 - A decision in every `EVERY`-th round, meant to make that wait unnecessary. It takes the largest variant of the
@@ -72,7 +72,7 @@ def variants_of(compressor: BoundedCompressor) -> tuple[BoundedCompressor, ...]:
 
 
 def nominal_bits(compressor: BoundedCompressor, layout: Layout, whole_below: int = 0) -> float:
-    """Return about how many bits a message has, headers and entropy coding left out: to compare variants by."""
+    """Return the approximate bits of a message, headers and entropy coding left out, for comparing variants."""
     return sum(32.0 * size if size < whole_below else size * compressor.bits_per_value(size) for size in layout.sizes)
 
 
@@ -103,7 +103,7 @@ class BandwidthBudget:
         """Position of the variant in use."""
         self._costs = np.log(np.array(costs))
         self._sizes = np.full(len(costs), np.nan)
-        """Logarithm of the bytes that a round of each variant took, NaN where it has not been tried."""
+        """Logarithm of the bytes that a round of each variant took, NaN if it has not been tried."""
         self._capacity = bytes_per_s * BURST_S
         self._links = {link: _Link() for link in sorted(links)}
         self._filled_at: float | None = None
@@ -132,19 +132,19 @@ class BandwidthBudget:
         return self._begun_at
 
     def sent(self, link: int, num_bytes: int) -> None:
-        """Take note of a frame that is handed to a link."""
+        """Note a frame that is handed to a link."""
         if link in self._links:
             self._links[link].handed_over += num_bytes
             self._charge(self._links[link])
 
     def measured(self, link: int, total_bytes: int) -> None:
-        """Take note of what was counted on a link in all, since this object was made or restored."""
+        """Note the bytes counted on a link in all, since this object was made or restored."""
         if link in self._links:
             self._links[link].measured = max(total_bytes, self._links[link].measured)
             self._charge(self._links[link])
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what must survive a crash between two rounds."""
+        """Return the state that must survive a crash between two rounds."""
         return {
             "variant": np.array([self.variant], np.int64),
             "sizes": self._sizes,
@@ -157,7 +157,7 @@ class BandwidthBudget:
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned; measuring starts at 0 again. Raises KeyError or ValueError."""
+        """Restore a result of `state`; measuring starts at 0 again. Raises KeyError or ValueError."""
         variant, times = int(state["variant"][0]), [float(value) for value in state["times"]]
         if state["links"].tolist() != sorted(self._links) or state["sizes"].shape != self._costs.shape:
             raise ValueError("the saved budget belongs to other links or another compressor")

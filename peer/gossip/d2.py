@@ -94,6 +94,6 @@ def half_step_(
     last_step *= -1
     last_step += x
     add_scaled_(x, -rate, gradient)
-    # x is x − γ g now, and last_step holds what h has beyond it: x − x₋₁ + γ₋₁ g₋₁.
+    # x is x − γ g now, and last_step holds the rest of h: x − x₋₁ + γ₋₁ g₋₁.
     last_step += x
     return last_step, x

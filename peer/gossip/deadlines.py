@@ -1,6 +1,6 @@
 """Deadlines of neighbours: the wait before each counts as late, from its past lateness.
 
-The lateness of a neighbour in a round is the time from our own message to its message, 0 where its message came first.
+The lateness of a neighbour in a round is the time from our own message to its message, 0 if its message came first.
 Links and devices differ: one limit for all is too long for most of them and too short for some. The deadline of a
 neighbour is `median + 6 × 1.4826 × MAD` of its last 32 latenesses plus a small slack, and never more than the limit of
 the configuration. (MAD is the median absolute deviation; times 1.4826 it estimates σ, and six of these are rare even
@@ -39,7 +39,7 @@ class Deadlines:
         self._after_s.pop(neighbor, None)
 
     def after_s(self, neighbor: int) -> float:
-        """Return how long after our own message this neighbour counts as late."""
+        """Return the seconds after our own message at which this neighbour counts as late."""
         window = self._lateness.get(neighbor, ())
         if not self.adaptive or len(window) < ENOUGH:
             return self.limit_s
@@ -54,11 +54,11 @@ class Deadlines:
         return {neighbor: list(window) for neighbor, window in self._lateness.items()}
 
     def restore(self, lateness: Mapping[int, Sequence[float]]) -> None:
-        """Take back what `state` returned."""
+        """Restore a result of `state`."""
         self._after_s.clear()
         self._lateness = {neighbor: deque(window, maxlen=WINDOW) for neighbor, window in lateness.items()}
 
     def lateness_s(self, neighbor: int) -> float | None:
-        """Return the median of what was heard of a neighbour; None before its first message."""
+        """Return the median lateness of a neighbour; None before its first message."""
         window = self._lateness.get(neighbor)
         return statistics.median(window) if window else None

@@ -54,7 +54,7 @@ class DriftCorrection:
             add_scaled_(x, rate, self._correction)
 
     def learn_(self, movement: FloatArray, scale: float = 1.0) -> None:
-        """Take note that averaging has moved the peer by `scale · movement`. Without local steps it says nothing of
+        """Note that averaging has moved the peer by `scale · movement`. Without local steps it says nothing of
         gradients."""
         if self._rate > 0.0:
             add_scaled_(self._correction, self._gain * scale / self._rate, movement)
@@ -66,12 +66,11 @@ class DriftCorrection:
         self._correction.fill(0)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what must survive a crash, as named arrays."""
+        """Return the state that must survive a crash, as named arrays."""
         return {_CORRECTION: self._correction, _NUMBERS: np.array([self._gain, self._rate])}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned. A state without a correction is of a run that began without: it starts
-        here."""
+        """Restore a result of `state`. A state without a correction is of a run that began without: it starts here."""
         if _CORRECTION in state:
             self._correction = restored_like(self._correction, state[_CORRECTION])
             self._gain, self._rate = map(float, state[_NUMBERS])

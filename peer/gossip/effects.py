@@ -2,8 +2,8 @@
 
 A session or a pair node returns `Effects` with messages. The participant encodes these as outgoing frames and adds the
 record of a finished round; the durable peer journals the frames and numbers them; daemon and simulator send them, set
-their timer to `wake_at` and look at what has ended. Nothing is fetched from the state machines beside that, so that
-there is no order in which to fetch it.
+their timer to `wake_at` and look at the finished round. Nothing else is fetched from the state machines, so that no
+order of fetching matters.
 
 The order in which a driver performs effects: persist, then send, then look at the finished round, then set the timer.
 """
@@ -92,7 +92,7 @@ class Effects:
     """Pairs: the own request was refused as busy; initiate another one after so many seconds."""
 
     def extend(self, later: Effects) -> None:
-        """Add what a later call on the same peer asks for, as if both had been one call. Not for pairs, whose calls
+        """Add the effects of a later call on the same peer, as if both had been one call. Not for pairs, whose calls
         stand alone."""
         self.sends += later.sends
         self.frames += later.frames

@@ -220,7 +220,7 @@ class Scsp(SparsePush):
 
 
 def final_rounds_for(distance: float, contraction: float, tolerance: float) -> int:
-    """Return the smallest k with contraction^k · distance ≤ tolerance: how many final rounds SCSP needs.
+    """Return the number of final rounds that SCSP needs: the smallest k with contraction^k · distance ≤ tolerance.
 
     `distance` is the measured consensus distance, (1/n) Σ ‖z_i − z̄‖₂; `contraction` is ρ, by which one round of plain
     averaging shrinks it (1 − spectral gap, from 0 to below 1); `tolerance` is the distance that may remain. The paper

@@ -30,7 +30,7 @@ them."""
 
 @dataclass(frozen=True)
 class _Layer:
-    """One layer: where it and its factor and basis of each side lie in their flat vectors."""
+    """One layer: the places of it and of its factor and basis of each side in their flat vectors."""
 
     part: slice
     shape: tuple[int, int]
@@ -97,7 +97,7 @@ class Factors:
         return matrices
 
     def next_basis(self, factors: npt.NDArray[np.float64], side: int, draws: Draws) -> npt.NDArray[np.float64]:
-        """Return orthonormal bases of what the factors of a side span, onto which the other side projects next."""
+        """Return orthonormal bases of the spans of a side's factors, onto which the other side projects next."""
         bases = np.empty(self.basis_size[1 - side])
         for number, layer in enumerate(self._layers):
             if layer.rank:
@@ -106,7 +106,7 @@ class Factors:
         return bases
 
     def first_basis(self, side: int, draws: Draws) -> npt.NDArray[np.float64]:
-        """Return the bases onto which a side projects where no factors came before: drawn, the same for all peers."""
+        """Return the bases onto which a side projects if no factors came before: drawn, the same for all peers."""
         return self.next_basis(np.zeros(self.size[1 - side]), 1 - side, draws)
 
 
@@ -155,7 +155,7 @@ def _extend(result: npt.NDArray[np.float64], vectors: npt.NDArray[np.float64], p
 
 
 def _new_direction(vector: npt.NDArray[np.float64], before: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
-    """Return the direction of what is left of a vector without its shares in orthonormal rows; None if nothing is."""
+    """Return the direction of a vector's rest without its shares in orthonormal rows; None if the rest is nothing."""
     if lib is not None:
         out, scratch = np.empty_like(vector), np.empty(2 * vector.size + len(before))
         found = lib.new_direction(

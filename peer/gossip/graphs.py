@@ -499,7 +499,7 @@ def shift_groups(num_peers: int) -> list[tuple[int, ...]]:
 
 
 def _torus_rows(num_peers: int) -> int:
-    """Return the shorter side of the squarest grid, 0 where there is none with two sides of at least 2."""
+    """Return the shorter side of the squarest grid, 0 if there is none with two sides of at least 2."""
     return next((rows for rows in range(math.isqrt(num_peers), 1, -1) if num_peers % rows == 0), 0)
 
 

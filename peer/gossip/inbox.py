@@ -42,8 +42,8 @@ class Inbox:
         return [round_ for round_, _, each in self._messages if each == sender]
 
     def unconsumed_counts(self) -> dict[int, int]:
-        """Return, for each sender, how many of its messages wait for a later round. They are its newest ones, and kept
-        as frames with a checkpoint between rounds. Repairs are asked for again instead."""
+        """Return, for each sender, the number of its messages that wait for a later round. They are its newest ones,
+        kept as frames in a checkpoint between rounds. Repairs are asked for again instead."""
         counts: dict[int, int] = {}
         for (_, _, sender), message in self._messages.items():
             if message.kind is not MessageKind.REPAIR:

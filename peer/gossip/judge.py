@@ -65,7 +65,7 @@ class Judge:
 
     def check_form(self, message: Message) -> None:
         """Accept a message that an honest peer would send in some round, whoever the members are."""
-        # A replica is told by how many differences it holds.
+        # A replica is identified by the number of differences that it holds.
         rounds = self._node.rounds + (message.kind is MessageKind.REPAIR)
         if self._node.rounds and message.round >= rounds:
             _refuse(message, f"sent a message of round {message.round} in a run of {self._node.rounds}")

@@ -36,10 +36,10 @@ class LateNeighbors:
     """Messages owed to one peer: those still missing, those that came late, and the wait for them."""
 
     def __init__(self, policy: LatePolicy | None) -> None:
-        """`policy`: None where everybody is waited for."""
+        """`policy`: None if everybody is waited for."""
         self._policy = policy
         self.deadlines = None
-        """Deadline of each neighbour; None where everybody is waited for."""
+        """Deadline of each neighbour; None if everybody is waited for."""
         if policy is not None:
             self.deadlines = Deadlines(limit_s=policy.after_s, adaptive=policy.adaptive)
         self._missed: set[tuple[int, int]] = set()
@@ -106,11 +106,11 @@ class LateNeighbors:
         return sorted(arrived, key=lambda message: (message.round, message.sender))
 
     def heard(self, sender: int) -> None:
-        """Take note that a round had its sender's message in time."""
+        """Note that a round had its sender's message in time."""
         self._skips_in_a_row.pop(sender, None)
 
     def skip(self, round_: int, sender: int) -> None:
-        """Take note that a round goes on without a sender's message; it is owed unless it is here already."""
+        """Note that a round goes on without a sender's message; it is owed unless it is here already."""
         if not self.has_postponed(round_, sender):
             self._missed.add((round_, sender))
         self._skips_in_a_row[sender] = self._skips_in_a_row.get(sender, 0) + 1
@@ -155,7 +155,8 @@ class LateNeighbors:
     # State.
 
     def state(self) -> LateState:
-        """Return what must survive a crash. Raises LocalProtocolError while late messages wait to be applied."""
+        """Return the state that must survive a crash. Raises LocalProtocolError while late messages wait to be
+        applied."""
         if self._arrived:
             raise LocalProtocolError("late messages are applied before the state is taken")
         lateness = {} if self.deadlines is None else self.deadlines.state()
@@ -167,7 +168,7 @@ class LateNeighbors:
         )
 
     def restore(self, state: LateState) -> None:
-        """Take back what `state` returned."""
+        """Restore a result of `state`."""
         self._missed = set(state.missed)
         self._skips_in_a_row = dict(state.skips_in_a_row)
         self.restore_lateness(state)

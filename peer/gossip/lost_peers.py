@@ -21,7 +21,7 @@ class LostPeers:
     """One peer's knowledge of lost peers, beyond the membership."""
 
     def __init__(self, algorithm: Algorithm, views: ViewSchedule | None) -> None:
-        """`views`: the schedule of the algorithm where members may change; None where nobody can be lost."""
+        """`views`: the schedule of the algorithm where members may change; None if nobody can be lost."""
         self._algorithm, self._views = algorithm, views
         self.peers: set[int] = set()
         self._new: list[int] = []
@@ -117,7 +117,7 @@ class LostPeers:
         last = views.membership.last_round_of(peer, t)
         if last is None or peer not in views.senders_from(last, me):
             return None
-        # It may have left, and be lost to those who are still in a round that it took part in.
+        # It may have left, and be lost to peers that are still in a round in which it took part.
         last = min(t - 1, last)
         if ordered:
             return max(0, last)

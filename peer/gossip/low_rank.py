@@ -1,7 +1,7 @@
 """All-reduce of low-rank factors: exact sums of a few vectors for each matrix, in place of whole gradients.
 
 After PowerSGD (Vogels et al. 2019), whose two factors take turns (Zhang et al. 2023, ACP-SGD), with the sum made in
-parts: each member owns a part of the numbers, adds up what all have of it, and tells everybody the sum.
+parts: each member owns a part of the numbers, adds up all contributions to it, and tells everybody the sum.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def _divide(sizes: Sizes, members: tuple[int, ...]) -> _Shares:
 
 
 class LowRank(Algorithm):
-    """x ← x − γ · momentum(U), where U is the mean of what all peers say of M_j = g_j + E_j, the same on all peers.
+    """x ← x − γ · momentum(U), where U is the mean of all peers' contributions of M_j = g_j + E_j, the same on all
+    peers.
 
     In even rounds, with Q of the round before:  P = mean_j C[M_j Q],  U = P Qᵀ,  then P ← orthonormal(P)
     In odd rounds, with P of the round before:   Q = mean_j C[M_jᵀ P],  U = P Qᵀ,  then Q ← orthonormal(Q)
@@ -110,7 +111,7 @@ class LowRank(Algorithm):
         self._bits = node.low_rank.bits
         self._momentum = node.momentum()
         self._basis: FloatArray | None = None
-        """Basis of the coming round; None where it is drawn."""
+        """Basis of the coming round; None if it is drawn."""
         self._t, self._rate, self._phase = -1, 0.0, 0
         self._awaits: frozenset[int] = frozenset()
         self._own: Vector = np.zeros(0)

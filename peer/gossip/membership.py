@@ -55,7 +55,7 @@ class Change:
     newcomer: Newcomer | None = None
     """Identity of a joining peer that not everybody lists."""
     told: bytes = field(default=b"", compare=False, repr=False)
-    """Frame that announced it, with the proof of its issuer; empty where there is none."""
+    """Frame that announced it, with the proof of its issuer; empty if there is none."""
     votes: tuple[bytes, ...] = field(default=(), compare=False, repr=False)
     """For a loss that the members declare themselves: the votes of their majority (`node.loss_votes`)."""
     ordered: bytes = field(default=b"", compare=False, repr=False)
@@ -110,7 +110,7 @@ class Membership:
         return self._changes
 
     def add(self, change: Change) -> bool:
-        """Take note of a change; return whether it is news."""
+        """Note a change; return whether it is news."""
         if change in self._changes:
             return False
         self._changes = tuple(sorted((*self._changes, change), key=lambda each: each.order))
@@ -133,7 +133,7 @@ class Membership:
         return True
 
     def members(self, t: int) -> tuple[int, ...]:
-        """Return who takes part in round t, ascending."""
+        """Return the members of round t, ascending."""
         rounds, members = self._timeline
         return members[bisect_right(rounds, t)] if rounds else self._first
 
@@ -192,7 +192,7 @@ class Membership:
         ]
 
     def restore(self, state: Iterable[Sequence[Any]]) -> None:
-        """Take back what `state` returned. Raises ValueError or TypeError if it cannot be that."""
+        """Restore a result of `state`. Raises ValueError or TypeError if it cannot be that."""
         for kind, subject, issuer, effective, heard_round, *rest in state:
             # Earlier releases had no proofs, and wrote nothing where there is no newcomer.
             described, told, votes, ordered, admitted, equivocation = [*rest, *_NO_REST[len(rest) :]]
@@ -210,7 +210,7 @@ _NO_REST: tuple[Any, ...] = (None, "", (), "", "", ())
 
 
 def _rest(change: Change) -> list[object]:
-    """Return as JSON values a newcomer's identity, the frame with the proof, and the grounds of a loss; nothing where
+    """Return as JSON values a newcomer's identity, the frame with the proof, and the grounds of a loss; nothing if
     there are none of these."""
     newcomer, described = change.newcomer, None
     if newcomer is not None:
@@ -218,7 +218,7 @@ def _rest(change: Change) -> list[object]:
     if change.has_grounds:
         votes, proof = ([each.hex() for each in said] for said in (change.votes, change.equivocation))
         grounds: list[object] = [votes, change.ordered.hex(), change.admitted.hex(), proof]
-        # Earlier releases know nothing of the last two, and read what has none.
+        # Earlier releases know nothing of the last two, and read changes without them.
         return [described, change.told.hex(), *grounds[: 4 if proof else 3 if change.admitted else 2]]
     if change.told:
         return [described, change.told.hex()]

@@ -53,7 +53,7 @@ def local_step_rate(rate: float, push_weight: float, guard: float) -> float:
 
 
 def debiased_step_rate(rate: float, push_weight: float, guard: float) -> float:
-    """Return by how much of a gradient z = x / u moves when x makes its step of `local_step_rate`."""
+    """Return the part of a gradient by which z = x / u moves when x makes its step of `local_step_rate`."""
     return local_step_rate(rate, push_weight, guard) / push_weight
 
 
@@ -217,11 +217,11 @@ def add_neighbours_(
     inbox: Mapping[int, Message],
     left_out: Collection[int] = (),
 ) -> None:
-    """Add η Σ_j (W_ij − I_ij) c_j to `x` in place, where c_j is what j's payload decompresses to (`own` for j = i) and
-    W_ii includes the weights of the receivers that are left out.
+    """Add η Σ_j (W_ij − I_ij) c_j to `x` in place, where c_j is j's decompressed payload (`own` for j = i) and W_ii
+    includes the weights of the receivers that are left out.
 
-    The own term goes through the payload too, "apply what you sent": then what leaves one peer is exactly what arrives
-    at the others, and Σ x is conserved whatever the compressor lost.
+    The own term goes through the payload too ("apply what you sent"): the mass that leaves one peer is then exactly the
+    mass that arrives at the others, and Σ x is conserved despite the compressor's error.
     """
     terms = [
         (own, rate * (own_weight(node, t, left_out) - 1.0))
@@ -253,7 +253,7 @@ def mixed_push_weight(
 
 
 def absorb_push_sum_(algorithm: Algorithm, message: Message, rate: float) -> None:
-    """Add η W_ij(s) c_j(s) and η W_ij(s) u_j(s) of an earlier round s: exactly what it would have added then."""
+    """Add η W_ij(s) c_j(s) and η W_ij(s) u_j(s) of an earlier round s, exactly as in that round."""
     check_message(message, algorithm.node.layout)
     if message.kind is MessageKind.NOTHING:
         return
@@ -278,7 +278,7 @@ def payload_distance(
 
 
 def mean_distance(node: NodeContext, distances: list[float]) -> float | None:
-    """Return the mean of distances to neighbours, None where there is none.
+    """Return the mean of distances to neighbours, None if there is none.
 
     With robust mixing the largest are left out: the guard acts on this figure, and no liar is to end a peer by it.
     """
@@ -326,12 +326,12 @@ class HeldBack:
             del self._values[t]
 
     def forget(self, sender: int) -> None:
-        """Leave what was put back for a sender as it is: its messages will not come."""
+        """Leave the values put back for a sender: its messages will not come."""
         self._scales = {pair: scale for pair, scale in self._scales.items() if pair[1] != sender}
         self._values = {t: value for t, value in self._values.items() if any(held == t for held, _ in self._scales)}
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what is held as arrays: nothing while nobody is late."""
+        """Return the values held as arrays: none while nobody is late."""
         if not self._scales:
             return {}
         order = sorted(self._scales)
@@ -342,7 +342,7 @@ class HeldBack:
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned."""
+        """Restore a result of `state`."""
         self._scales, self._values = {}, {}
         if "held.missing" in state:
             pairs = [(int(t), int(sender)) for t, sender in state["held.missing"]]

@@ -1,7 +1,7 @@
 """One mixing matrix W, and its properties.
 
-Convention: `W[i, j]` is the weight receiver i gives to what sender j sends. Every column sums to 1 (a sender splits
-its mass and nothing else), every diagonal entry is positive (self-loop), no entry is negative.
+Convention: `W[i, j]` is the weight that receiver i gives to the messages of sender j. Every column sums to 1 (a sender
+splits its mass and nothing else), every diagonal entry is positive (self-loop), no entry is negative.
 
 Matrices are stored sparsely, by column and by row; a ring of 10,000 peers takes a megabyte. The properties are computed
 on demand, then kept.
@@ -26,7 +26,8 @@ Float64Array: TypeAlias = npt.NDArray[np.float64]
 
 SUM_TOLERANCE = 1e-9
 """Allowed distance of a column's (or row's) sum from 1. Rounding of 10,000 weights stays below 1e-12; a file that
-prints its weights with fewer than nine digits is refused, since what a column lacks would be lost in every round."""
+prints its weights with fewer than nine digits is refused, since the shortfall of a column would be lost in every
+round."""
 
 SYMMETRY_TOLERANCE = 1e-12
 """Allowed difference of W[i, j] and W[j, i] in a symmetric matrix."""
@@ -80,23 +81,23 @@ class MixingMatrix:
         return self.column_receivers[part], self.column_weights[part]
 
     def row(self, receiver: int) -> tuple[IntArray, Float64Array]:
-        """Return whom `receiver` hears, itself included: senders ascending, and W[receiver, senders]."""
+        """Return the senders to `receiver`, itself included: senders ascending, and W[receiver, senders]."""
         part = slice(self.row_starts[receiver], self.row_starts[receiver + 1])
         return self.row_senders[part], self.row_weights[part]
 
     def weight(self, receiver: int, sender: int) -> float:
-        """Return W[receiver, sender], 0 where there is no edge."""
+        """Return W[receiver, sender], 0 if there is no edge."""
         # Faster than numpy's search for as few as there are in a row, and every message asks.
         end = int(self.row_starts[receiver + 1])
         place = bisect_left(self.row_senders, sender, int(self.row_starts[receiver]), end)
         return float(self.row_weights[place]) if place < end and self.row_senders[place] == sender else 0.0
 
     def senders(self, peer: int) -> tuple[int, ...]:
-        """Return whom `peer` hears, itself left out, ascending."""
+        """Return the senders to `peer`, itself left out, ascending."""
         return tuple(j for j in self.row(peer)[0].tolist() if j != peer)
 
     def receivers(self, peer: int) -> tuple[int, ...]:
-        """Return who hears `peer`, itself left out, ascending."""
+        """Return the receivers of `peer`, itself left out, ascending."""
         return tuple(i for i in self.column(peer)[0].tolist() if i != peer)
 
     def dense(self) -> Float64Array:
@@ -251,7 +252,7 @@ class MixingMatrix:
         return MixingMatrix(members_array.size, senders, receivers, left.column_weights[inside])
 
     def spread_over(self, num_peers: int, members: Sequence[int]) -> MixingMatrix:
-        """Return the matrix over more peers: position i becomes `members[i]`, and the others keep what is theirs."""
+        """Return the matrix over more peers: position i becomes `members[i]`, and the others keep their own mass."""
         members_array = np.asarray(members, dtype=np.int64)
         kept = np.ones(num_peers)
         kept[members_array] = self.diagonal()

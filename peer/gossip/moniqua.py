@@ -292,7 +292,7 @@ class ModuloGossip:
         self._node, self._compressor = node, modulo_compressor(node)
 
     def copy_of(self, values: FloatArray) -> FloatArray:
-        """Return a copy, in the memory of a source that is no longer needed where there is one."""
+        """Return a copy, in the memory of a source that is no longer needed, if there is one."""
         if not self._spare:
             return values.copy()
         buffer = self._spare.pop()
@@ -342,7 +342,7 @@ class ModuloGossip:
         if not self._to_add:
             self._finish(theta)
             return None
-        # Whoever else needs a repair is asked in the same phase.
+        # All other repairs are asked for in the same phase.
         self._asked = {}
         for sender in self._to_add:
             if sender != self._node.peer and (wishes := self._recover(sender)):
@@ -375,7 +375,7 @@ class ModuloGossip:
         check_codes(message, self._node, self._compressor, theta, dtype, self._node.modulo.bits_between)
 
     def check_repair(self, repair: Message, dtype: npt.DTypeLike) -> None:
-        """Raise RemoteProtocolError unless the message is what the phase under way asked its sender for."""
+        """Raise RemoteProtocolError unless the phase under way asked the sender for this message."""
         wishes = self._asked.get(repair.sender, ())
         check_repair(repair, wishes, self._messages[repair.sender].layers if wishes else (), dtype)
 
@@ -434,7 +434,7 @@ class ModuloGossip:
         return self._compressor.omega(self._reference[part], layer, draws)
 
     def _recover_own(self) -> None:
-        """Write x̂_i to the scratch vector: to the bit what every receiver holds of it."""
+        """Write x̂_i to the scratch vector, to the bit that of every receiver."""
         assert self._scratch is not None
         for layer, (part, sent) in enumerate(zip(self._node.layout.slices, self._own, strict=True)):
             if isinstance(sent, Residues) and self._is_imposed:
@@ -474,7 +474,7 @@ class ModuloGossip:
         return wishes
 
     def _measure(self, sender: int) -> None:
-        """Take note of how far the sender's x̂, in the scratch vector, is from the own reference."""
+        """Measure the distance of the sender's x̂, in the scratch vector, from the own reference."""
         assert self._scratch is not None
         squares = 0.0
         for layer, (part, sent) in enumerate(zip(self._node.layout.slices, self._messages[sender].layers, strict=True)):
@@ -534,7 +534,7 @@ class ModuloGossip:
         return {"repairs": np.array([self.repairs], np.int64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned."""
+        """Restore a result of `state`."""
         self.repairs = int(state["repairs"][0])
 
     def transport_state(self) -> dict[str, npt.NDArray[Any]]:
@@ -551,7 +551,7 @@ class ModuloGossip:
         }
 
     def restore_transport(self, state: Mapping[str, npt.NDArray[Any]], x: FloatArray) -> None:
-        """Take back what `transport_state` returned; the vector must have the shape of `x`."""
+        """Restore a result of `transport_state`; the vector must have the shape of `x`."""
         self._sources.clear()
         if "round" in state:
             values, thetas = restored_like(x, state["values"]), np.array(state["thetas"], np.float64)
@@ -660,7 +660,7 @@ def check_repair(repair: Message, wishes: Sequence[RepairWish], coded: Payload, 
 
 
 def _check_integers(number: int, layer: WholeIntegers, sent: LayerPayload, sender: int, dtype: npt.DTypeLike) -> None:
-    """Raise RemoteProtocolError unless all of K is what the code was made of: no further repair is asked for."""
+    """Raise RemoteProtocolError unless the code was made of this K: no further repair is asked for."""
     largest = max(-int(layer.integers.min(initial=0)), int(layer.integers.max(initial=0)))
     if largest > largest_integer(dtype):
         raise RemoteProtocolError(f"sent layer {number} in integers up to {largest}", peer=sender)
@@ -671,7 +671,7 @@ def _check_integers(number: int, layer: WholeIntegers, sent: LayerPayload, sende
 def repair_of(
     compressor: Modulo, values: FloatArray, theta: float, omega: Omega, wish: RepairWish, asker: int
 ) -> MoreBits | WholeIntegers:
-    """Return the bits of K that a receiver wishes for; K anew from what it came from, which gives the same K."""
+    """Return the bits of K that a receiver wishes for. K is computed anew from its source, with the same result."""
     integers = compressor.code.encode(values, float(values.dtype.type(theta)), omega)
     if wish.more_bits == 0:
         return WholeIntegers(integers)

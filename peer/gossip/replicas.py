@@ -1,4 +1,4 @@
-"""Replicas: peers send compressed differences, and everyone who hears a peer keeps a copy x̂ of it.
+"""Replicas: peers send compressed differences, and all receivers of a peer keep a copy x̂ of it.
 
 CHOCO-SGD, Quant-SGP, DCD-PSGD, ECD-PSGD. A copy is built from the payloads alone, by the same additions at the sender
 and at every receiver, so that all copies of one peer are the same to the last bit. There is one copy for each
@@ -116,7 +116,7 @@ class Replicas:
         return copy
 
     def apply_own_(self, t: int, payload: Payload, scale: float = 1.0, decay: float = 1.0) -> FloatArray:
-        """Do to the own copy what every receiver does to its copy of this peer."""
+        """Change the own copy as every receiver changes its copy of this peer."""
         self._own_rounds = t + 1
         copy = self._add_(self._node.peer, t, payload, scale, decay)
         self._digest(self._node.peer, t)
@@ -211,7 +211,7 @@ class Replicas:
         return Message(MessageKind.GOSSIP, self._node.peer, t, layers=whole(self.own, self._node.layout))
 
     def start_copy(self, message: Message) -> None:
-        """Put what `own_copy` returned at its sender in the place of the copy. Raises RemoteProtocolError."""
+        """Replace the copy by the sender's `own_copy`. Raises RemoteProtocolError."""
         values = np.concatenate([layer.values for layer in message.layers if isinstance(layer, Dense)])
         if values.size != self.own.size:
             raise RemoteProtocolError("sent a copy in another form than whole", peer=message.sender)
@@ -283,7 +283,7 @@ class Replicas:
         return mean_distance(self._node, distances)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the copies as `replica.<peer>`, and how many differences of each sender they hold."""
+        """Return the copies as `replica.<peer>`, and the number of differences of each sender that they hold."""
         rounds = np.array([self._rounds[j] for j in self.senders], np.int64)
         waiting = {
             f"replica.whole.{j}": np.frombuffer(wire.encode(message, self._node.layout), np.uint8)
@@ -298,7 +298,7 @@ class Replicas:
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned."""
+        """Restore a result of `state`."""
         self._rounds = dict(zip(self.senders, map(int, state["replica.rounds"]), strict=True))
         self.of = {j: restored_like(copy, state[f"replica.{j}"]) for j, copy in self.of.items()}
         # States of the first release lack the number; it is that of the senders where nobody is late.
@@ -316,7 +316,7 @@ class Replicas:
 
 
 def _spelled(layer: WholeIntegers) -> npt.NDArray[np.float32]:
-    """Return the numbers whose bits the integers are, float32[n]."""
+    """Return the numbers with the integers as their bits, float32[n]."""
     return layer.integers.astype(np.int32).view(np.float32)
 
 
@@ -337,7 +337,7 @@ class ReplicaAlgorithm(Algorithm):
 
     def hears(self, t: int, sender: int) -> bool:
         schedule, me = self.node.schedule, self.node.peer
-        # Everybody who ever hears it, also in rounds in which the weight is 0.
+        # All that ever hear it, even in rounds in which their weight is 0.
         if isinstance(schedule, ViewSchedule):
             return sender in schedule.senders_from(t, me)
         return sender in schedule.all_senders(me)
@@ -455,12 +455,12 @@ class QuantSgp(ReplicaAlgorithm):
     """CHOCO-SGD with gradients at z = x / u and push-sum weights: u ← u + η Σ_j (W_ij − I_ij) u_j.
 
     Taheri et al. 2020; Algorithm 5 in the supplement of the low-precision paper, in the conserving form of `ChocoSgd`.
-    On a graph that changes, q goes to everyone who will ever need the copy, also in rounds where the weight is 0.
-    A late q_s contributes η W_ij(s) x̂_j(s), the copy right after it: with a stale copy Σ x would be lost while Σ u
-    stays perfect. Invariants as for SGP.
+    On a changing graph, q goes to all peers that will ever need the copy, even in rounds in which their weight is 0. A
+    late q_s contributes η W_ij(s) x̂_j(s), the copy right after it: with a stale copy Σ x would be lost while Σ u stays
+    perfect. Invariants as for SGP.
 
     With drift correction (`drift`) g − s takes the place of g, and d = η Σ_j W_ij (x̂_j − (u_j / u_i) x̂_i), which
-    leaves out what weights take with them. If all u are 1, Σ d = 0, so that Σ s stays 0.
+    leaves out the part that moves with weights. If all u are 1, Σ d = 0, so that Σ s stays 0.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -505,7 +505,7 @@ class QuantSgp(ReplicaAlgorithm):
             self.x += movement
             self._drift.learn_(movement)
             if u != self.u and self.u > 0.0:
-                # Left out of d: what came with weight, or went with it, is that much of the own model.
+                # Left out of d: mass that came or went with weight is that much of the own model.
                 self._drift.learn_(self.replicas.own, -(u - self.u) / self.u)
         self.u = u
         return None

@@ -58,8 +58,8 @@ def add_clipped_(
 def adaptive_radius(neighbours: Sequence[tuple[float, float]], attackers: int) -> float:
     """Return τ = √(Σ_j W_ij ‖v_j − v_i‖² / δ), the radius of the paper's theory, from (W_ij, distance) of each.
 
-    The `attackers` most distant neighbours are taken for those who lie: δ is the sum of their weights, and the sum is
-    over all others. Infinite without attackers, 0 where there is nobody else.
+    The `attackers` most distant neighbours are taken for liars: δ is the sum of their weights, and the sum is over all
+    others. Infinite without attackers, 0 if there is nobody else.
     """
     if attackers < 1:
         return math.inf
@@ -87,7 +87,7 @@ def add_trimmed_mean_(x: FloatArray, rate: float, own: FloatArray, heard: Sequen
         block = rows[:, : part.stop - part.start]
         for row, values in zip(block, heard, strict=True):
             row[:] = values[part]
-        # What is not a number comes last, and is cut off as the largest.
+        # NaN comes last, and is cut off as the largest.
         block.sort(axis=0)
         mean = own[part].copy()
         for row in block[left]:

@@ -3,8 +3,8 @@
 Two rules:
 
 1. Everything that says "this message belongs to that round" lives here; the algorithm sees only complete inboxes.
-2. Nothing here knows bytes, sockets, disks or the time: `now` is an argument, in seconds, and whoever drives the
-   session performs the `Effects` that each call returns.
+2. Nothing here knows bytes, sockets, disks or the time: `now` is an argument, in seconds, and the driver performs the
+   `Effects` that each call returns.
 
 Order of use for each round: `begin` with the result of the local step, then `receive` for every message that comes
 and `timer` when the last `wake_at` has passed, until effects say `finished`. Messages may come at any time, also
@@ -135,7 +135,7 @@ class Session:
         return self._silence.silent({receiver: receipts(receiver) for receiver in receivers}, now)
 
     def begin(self, gradient: FloatArray, rate: float, now: float, left_out: frozenset[int] = frozenset()) -> Effects:
-        """Start the round with the local step's result (all zeros and rate 0 where the round has none).
+        """Start the round with the local step's result (all zeros and rate 0 if the round has none).
 
         `left_out`: receivers that cannot be reached; mass given to them would be missing until they can. Only a
         push-sum peer may leave somebody out.
@@ -183,14 +183,14 @@ class Session:
             effects.sends.append(Send(sender, self.algorithm.answer(message)))
             return effects
         if message.kind is MessageKind.REPAIR and self.algorithm.spec.memory is Memory.REPLICAS:
-            # Between the rounds' own messages: it belongs to what the sender's copy is here, whatever round this is.
+            # Between the rounds' own messages: it belongs to the present copy of the sender here, in any round.
             self.algorithm.take_replica(message)
             return effects
         if message.kind is MessageKind.REPAIR and not self.awaits_repair(message):
             effects.duplicates = 1  # It comes outside of the numbered stream, and may be answered twice.
             return effects
         if self.is_early(message.round):
-            # The bound is what keeps a neighbour from filling this peer's memory with rounds to come.
+            # The bound keeps a neighbour from filling this peer's memory with rounds to come.
             raise RemoteProtocolError(
                 f"is in round {message.round}, more than {self.max_lead} ahead of our {self.round}", peer=sender
             )
@@ -329,7 +329,7 @@ class Session:
     # State.
 
     def state(self) -> SessionState:
-        """Return what must survive a crash between two rounds beside the algorithm's own state."""
+        """Return the state that must survive a crash between two rounds beside the algorithm's own state."""
         if self._exchange is not None:
             raise LocalProtocolError("the state of a session is taken between rounds")
         return SessionState(
@@ -341,7 +341,7 @@ class Session:
         )
 
     def restore(self, state: SessionState) -> None:
-        """Take back what `state` returned. Raises ValueError if it does not fit."""
+        """Restore a result of `state`. Raises ValueError if it does not fit."""
         self.round = state.round
         self.late_neighbors.restore(state.late)
         self._usual_weight.value = state.usual_weight
@@ -403,7 +403,7 @@ class Session:
         return inbox
 
     def _following(self, exchange: Exchange, inbox: Mapping[int, Message]) -> Exchange | None:
-        """Return the next exchange of the round; None where this was the last one."""
+        """Return the next exchange of the round; None if this was the last one."""
         if exchange.phase == _LAST_HOLD_PHASE:
             return None
         if self._boundary is not None:

@@ -48,8 +48,8 @@ class SessionState:
 
     @classmethod
     def from_json(cls, state: Mapping[str, object]) -> SessionState:
-        """Return what `to_json` made. Keys that the first releases did not write may be missing. Raises KeyError,
-        TypeError or ValueError if it cannot be that."""
+        """Return the state from a result of `to_json`. Keys that the first releases did not write may be missing.
+        Raises KeyError, TypeError or ValueError if it cannot be that."""
         usual_weight = state.get("usual_weight", 1.0)
         if not isinstance(usual_weight, float):
             raise TypeError("the usual weight of a session is a float")

@@ -1,6 +1,6 @@
 """Copies of peers' models that all peers of one process keep once.
 
-Everybody who hears a peer builds the same copy x̂ of it, by the same additions (`replicas`). If many peers live in one
+All receivers of a peer build the same copy x̂ of it, by the same additions (`replicas`). If many peers live in one
 process and frames come through unchanged, one array stands for all copies that hold the same differences of the same
 peer: 17 neighbours need no more memory than one.
 """

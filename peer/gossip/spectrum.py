@@ -183,7 +183,7 @@ def _dense_rho(matrices: Sequence[MixingMatrix], turns: int) -> float:
 
 
 def _scaled(matrix: Float64Array) -> tuple[Float64Array, float]:
-    """Return the matrix divided by its norm, and the norm's logarithm; zeros for what is only rounding errors."""
+    """Return the matrix divided by its norm, and the norm's logarithm; zeros if it is only rounding errors."""
     norm = float(np.linalg.norm(matrix))
     if norm < ZERO_EIGENVALUE:
         return np.zeros_like(matrix), 0.0
@@ -215,8 +215,8 @@ def _per_round(log_rho: float, rounds: int) -> float:
 
 
 def lanczos(*factors: MixingMatrix) -> tuple[Float64Array, Float64Array]:
-    """Return (values, residuals), approximate eigenvalues of a symmetric W on the vectors of sum 0, ascending, and how
-    far each is from an eigenvalue at most. W is applied factor by factor, the first one first.
+    """Return (values, residuals), approximate eigenvalues of a symmetric W on the vectors of sum 0, ascending, and
+    upper bounds of their distances from an eigenvalue. W is applied factor by factor, the first one first.
 
     Lanczos's iteration with full reorthogonalization. The outermost values converge first, from inside the spectrum.
     """

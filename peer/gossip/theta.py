@@ -30,7 +30,7 @@ SHRINK = 0.95
 """Verified: θ falls by this factor a round at most, so that one quiet round does not cost repairs in the next."""
 HOLD_ROUNDS = 16
 """Verified: θ falls in the last of so many rounds only, for all of them. In between the codes lie on one grid, so that
-those of a round say much of those of the next, and differences are what has to be sent (`wire.last_codes`)."""
+those of a round predict those of the next, and only differences have to be sent (`wire.last_codes`)."""
 KEEP = 1.5
 """Verified: in between θ stays while it is so many times the largest distance, and no neighbour's so many times it."""
 GROWTH = 2.0
@@ -77,11 +77,11 @@ def second_eigenvalue(matrix: MixingMatrix) -> float:
 
 @lru_cache(maxsize=_KEPT)
 def d2_constant(matrix: MixingMatrix, averaging_rate: float = 1.0) -> float:
-    """Return D₁ of a symmetric W: how far D² carries one disturbance, summed over all later rounds.
+    """Return D₁ of a symmetric W: the reach of one disturbance in D², summed over all later rounds.
 
     Along an eigenvector of W̄ with eigenvalue λ the rounds are y_{t+1} = λ (2 y_t − y_{t−1} + e_t); this is Σ_k |r_k|
     of that recurrence's impulse response r, for the worst λ below 1. The paper says of D₁ only that the eigenvalues
-    determine it. Raises ConfigError where the sum does not converge (λ ≤ −1/3).
+    determine it. Raises ConfigError if the sum does not converge (λ ≤ −1/3).
     """
     if matrix.num_peers <= DENSE_LIMIT:
         w = matrix.dense()
@@ -179,7 +179,7 @@ def _rate(bits: int, rounding: Rounding, per_error: float) -> float:
 
 
 def refuse_unstable(code: Modulo, averaging_rate: float, *, halfway: bool = False) -> None:
-    """Raise ConfigError where adapting θ would not come to rest (see `largest_stable_rate`)."""
+    """Raise ConfigError if adapting θ would not come to rest (see `largest_stable_rate`)."""
     limit = largest_stable_rate(code.bits, code.rounding, halfway=halfway)
     if averaging_rate > limit:
         few = f"{code.bits} bits with {code.rounding.name.lower()} rounding"
@@ -231,11 +231,11 @@ class ThetaControl:
         return np.maximum(floors, bound if self.mode == "theorem" and bound > 0.0 else self._adapted)
 
     def shared(self, t: int) -> float | None:
-        """Return the θ of all peers and layers in round t; None where each chooses its own."""
+        """Return the θ of all peers and layers in round t; None if each chooses its own."""
         return self._given[min(t, len(self._given) - 1)] if self.mode == "constant" else None
 
     def see_gradient(self, largest: float) -> None:
-        """Take note of max|G| of a round."""
+        """Note max|G| of a round."""
         self.gradient_bound = max(self.gradient_bound, largest)
 
     def after_round(
@@ -247,7 +247,7 @@ class ThetaControl:
         violated: npt.NDArray[np.float64],
     ) -> None:
         """Adapt θ after round `t`. All float64[num_layers]: the own θ of the round, the largest distance measured
-        (without the code's own error), the largest θ heard, and the largest θ found too small (0 where none was).
+        (without the code's own error), the largest θ heard, and the largest θ found too small (0 if none was).
 
         In theorem mode the θ heard tell the neighbours' G∞, which spreads the largest of all peers.
         """
@@ -273,7 +273,7 @@ class ThetaControl:
         return {**state, "largest_distance": self._largest} if self._hold_rounds > 1 else state
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned."""
+        """Restore a result of `state`."""
         if state["theta"].shape != self._adapted.shape:
             raise ValueError(f"the saved θ has {state['theta'].size} layers, not {self._adapted.size}")
         self._adapted = np.array(state["theta"], np.float64)

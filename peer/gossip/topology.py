@@ -1,7 +1,7 @@
 """The schedule in which mixing matrices take turns, and how a graph gets its weights.
 
-`build_schedule` and `Schedule.from_matrices` refuse what breaks the convention of `mixing_matrix`, so that whoever
-holds a `Schedule` need not check again. A schedule is immutable and shared by all peers of a process. Its properties
+`build_schedule` and `Schedule.from_matrices` refuse matrices that break the convention of `mixing_matrix`, so that
+users of a `Schedule` need not check again. A schedule is immutable and shared by all peers of a process. Its properties
 are computed on demand, then kept.
 """
 
@@ -74,11 +74,11 @@ class Schedule:
         return self.at(t).weight(receiver, sender)
 
     def senders(self, t: int, peer: int) -> tuple[int, ...]:
-        """Return whom `peer` hears in round t, itself left out, ascending."""
+        """Return the senders to `peer` in round t, itself left out, ascending."""
         return self.at(t).senders(peer)
 
     def receivers(self, t: int, peer: int) -> tuple[int, ...]:
-        """Return who hears `peer` in round t, itself left out, ascending."""
+        """Return the receivers of `peer` in round t, itself left out, ascending."""
         return self.at(t).receivers(peer)
 
     def all_senders(self, peer: int) -> tuple[int, ...]:
@@ -210,7 +210,7 @@ def build_schedule(
     for a directed one. If only columns have to sum to 1 (`doubly` False: push-sum), "auto" is uniform on undirected
     graphs too: irregular ones mix faster (star of 8: gap 0.5 instead of 0.125).
 
-    Raises ConfigError with the key, the value and what would be valid.
+    Raises ConfigError with the key, the value and the valid ones.
     """
     names = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if not names:
@@ -236,8 +236,8 @@ def _rule(graph: Graph, weights: str, *, doubly: bool) -> str:
 
 
 def weigh(graph: Graph, weights: str, name: str = "explicit") -> MixingMatrix:
-    """Return the graph with weights by the rule uniform, metropolis or explicit. Raises ConfigError where graph and
-    rule do not fit."""
+    """Return the graph with weights by the rule uniform, metropolis or explicit. Raises ConfigError if graph and rule
+    do not fit."""
     degrees = graph.out_degrees()
     if weights == "explicit":
         if graph.weights is None or graph.self_weights is None:

@@ -47,7 +47,7 @@ DIRECTED_ALTERNATIVES = {
     "ad-psgd": "sgp",
     "moniqua-ad-psgd": "quant-sgp",
 }
-"""The push-sum algorithm that does on directed graphs what each of these does on undirected ones."""
+"""The push-sum algorithm for directed graphs that corresponds to each of these for undirected ones."""
 
 LONG_RUN_RATES = ((0.001, 0.001), (0.01, 0.005), (0.1, 0.01), (0.5, 0.08), (1.0, 1.0))
 """(fraction kept, η): the averaging rates of Sparse-Push's table 5, for runs of 200 epochs."""
@@ -57,15 +57,16 @@ SHORT_RUN_RATE = (0.02, 0.15, 0.7)
 directed ring of 8 with label skew 0.8: top 2 % is robust at 0.1 and top 1 % at 0.05; both collapse at 0.3."""
 
 NOISY_RATE = 3.0
-"""η per part kept, for quantizers whose error is noise of the size 1/kept − 1 of what is sent. Measured with choco-sgd
-and qsgd of 1 to 5 bits on a ring of 8: no trouble up to 2.6, the worst peer or all of them gone from 3.3 to 4.3 on."""
+"""η per part kept, for quantizers whose error is noise of the size 1/kept − 1 of the vector sent. Measured with
+choco-sgd and qsgd of 1 to 5 bits on a ring of 8: no trouble up to 2.6, the worst peer or all of them gone from 3.3 to
+4.3 on."""
 
 DRIFT_FACTOR = 2.5
 """A drift correction this many times above the usual one is warned of. Measured with quant-sgp on a directed ring of 8:
 at 3 times, ResNet-20 on CIFAR-10 diverged, and digits was well; at 16 times, digits lost 5 points."""
 
 RATE_FACTOR = 10.0
-"""An η this many times above or below that of the long runs is far from what is known to converge."""
+"""An η this many times above or below that of the long runs is far from those known to converge."""
 
 MODULO_RATES = ((0.9, 0.3), (0.3, 0.5))
 """(δB/θ, η): from this error of a modulo code on, averaging with a higher η does not bring peers together. Measured
@@ -73,10 +74,11 @@ with θ following the largest distance, on rings of 8 and 16 and a hypercube of 
 up to 0.7, 3 bits (θ/7) at any rate."""
 
 BOUND_SLACK = 4.0
-"""A variance bound is up to this many times what dense vectors show: beyond it a violated condition is certain."""
+"""A variance bound is up to this many times the variance of dense vectors: beyond it a violated condition is
+certain."""
 
 MAX_EFFECTIVE_RATE = 5.0
-"""γ/(1 − β) above this is far outside of what the papers use (1: 0.1 with momentum 0.9)."""
+"""γ/(1 − β) above this is far outside the papers' range (1: 0.1 with momentum 0.9)."""
 
 FEW = 0.1
 """A message that carries less of a model than this is small."""
@@ -165,7 +167,7 @@ class Plan:
 
     @property
     def kept(self) -> float | None:
-        """Least part of a vector's energy that one message carries, None where that is unknown.
+        """Least part of a vector's energy that one message carries, None if that is unknown.
 
         For sparse compressors it is the fraction of the coordinates, as in Sparse-Push's table.
         """
@@ -320,7 +322,7 @@ def _push_weights_stay_up(plan: Plan) -> Iterator[Finding]:
 
 
 def _push_weights(plan: Plan) -> tuple[float, float, int]:
-    """Return the smallest u of any round, the smallest in the last cycle, and whose that is."""
+    """Return the smallest u of any round, the smallest in the last cycle, and the peer that has it."""
     u = np.ones(plan.num_peers)
     lowest, settled, peer = 1.0, 1.0, 0
     rounds = min(plan.rounds, STARVATION_ROUNDS)
@@ -445,7 +447,7 @@ def _theta_is_useful(plan: Plan) -> Iterator[Finding]:
 
 
 def _theorem_theta(plan: Plan) -> float | None:
-    """Return the a-priori θ of the theorem for this algorithm, None where there is none.
+    """Return the a-priori θ of the theorem for this algorithm, None if there is none.
 
     Momentum makes of G∞ up to G∞/(1 − β).
     """
@@ -521,7 +523,7 @@ def _replica_noise_of_dcd(plan: Plan) -> Iterator[Finding]:
 
 def _extrapolation_of_ecd(plan: Plan) -> Iterator[Finding]:
     """ECD sends (1 − s/2) x + (s/2) x' in round s, which grows with s; its theory (Tang et al. 2018a) bounds the
-    compressor's error itself, not its ratio to what is sent."""
+    compressor's error itself, not its ratio to the vector sent."""
     compressor = plan.compressor
     grows = compressor.unbiased and compressor.kind != "none" and plan.bound.absolute is None
     if not (plan.spec.grows_what_it_sends and grows):
@@ -764,7 +766,7 @@ def _robust_mixing_allowed(plan: Plan) -> Iterator[Finding]:
 
 
 def _why_not_robust(spec: AlgorithmSpec) -> str | None:
-    """Return why an algorithm can neither clip nor trim; None where it can."""
+    """Return why an algorithm can neither clip nor trim; None if it can."""
     if spec.robust_mixing:
         return None
     if spec.asynchronous:

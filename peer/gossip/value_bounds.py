@@ -1,8 +1,8 @@
 """Bounds of the numbers in a message that keep every sum of them within the float type.
 
-P peers add up what they send each other, and compressors are given differences of two such sums: four times P numbers
-of that size are still finite. Models of that size have diverged long ago. A sender ends its run with that error rather
-than send numbers that all others refuse; the divergence guard says when a model grew too large to be of use.
+P peers add up their messages, and compressors are given differences of two such sums: four times P numbers of that size
+are still finite. Models of that size have diverged long ago. A sender ends its run with that error rather than send
+numbers that all others refuse; the divergence guard says when a model grew too large to be of use.
 """
 
 from __future__ import annotations

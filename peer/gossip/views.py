@@ -91,7 +91,7 @@ class ViewSchedule:
         return self.receivers_from(self._now, peer)
 
     def senders_from(self, t: int, peer: int, *, with_absent: bool = False) -> tuple[int, ...]:
-        """Return whom `peer` hears in round t or a later one with the same members, ascending.
+        """Return the senders to `peer` in round t or a later one with the same members, ascending.
 
         `with_absent`: as the graph has it, which all peers agree on; else without those that are treated as absent.
         """
@@ -100,13 +100,13 @@ class ViewSchedule:
         return self._others(t, peer, lambda graph, position: graph.all_senders(position), with_absent=with_absent)
 
     def receivers_from(self, t: int, peer: int, *, with_absent: bool = False) -> tuple[int, ...]:
-        """Return who hears `peer` in round t or a later one with the same members, ascending."""
+        """Return the receivers of `peer` in round t or a later one with the same members, ascending."""
         if self._is_plain:
             return self._plain.all_receivers(peer)
         return self._others(t, peer, lambda graph, position: graph.all_receivers(position), with_absent=with_absent)
 
     def lead(self, members: tuple[int, ...]) -> int:
-        """Return how many rounds a peer among these members can be ahead of another at most."""
+        """Return the most rounds that a peer among these members can be ahead of another."""
         graph = self._graph_of(members)
         return (graph.diameter or len(members)) * max(1, graph.cycle_rounds) + 1
 

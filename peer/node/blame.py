@@ -6,7 +6,7 @@ from peer.errors import RemoteProtocolError
 
 
 class blaming:
-    """Turn whatever is raised inside into a RemoteProtocolError that names the neighbour.
+    """Turn any error raised inside into a RemoteProtocolError that names the neighbour.
 
     For use before anything has changed here, while only the neighbour's bytes are looked at. Broad on purpose: an error
     of ours in judging them must not let a neighbour end this process. A class, since every message enters it twice and

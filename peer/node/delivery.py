@@ -2,7 +2,7 @@
 
 Pure: no clock, no socket, no disk. A frame is identified by (sender, sequence number), counted from 1 over the whole
 run. The sender keeps it until the receiver says that it has it durably, and sends it again after every reconnection;
-the receiver drops what it has seen. Mass is thus neither minted nor burnt, whatever the connection does.
+the receiver drops frames that it has seen. Mass is thus neither minted nor burnt, whatever the connection does.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class OutLink:
         return OutLinkState(next_seq=self.next_seq, frames=tuple(self._frames))
 
     def restore(self, state: OutLinkState) -> None:
-        """Take back what `state` returned. Raises LocalProtocolError if it cannot be that."""
+        """Restore a result of `state`. Raises LocalProtocolError if it cannot be that."""
         if state.next_seq < 1 or len(state.frames) >= state.next_seq:
             raise LocalProtocolError(f"{len(state.frames)} frames cannot be kept before number {state.next_seq}")
         self.next_seq = state.next_seq
@@ -104,7 +104,7 @@ class InLink:
         self.last_seq = 0
         """Every frame up to this number has been accepted."""
         self.durable_seq = 0
-        """Every frame up to this number would survive a crash; this is what receipts may say."""
+        """Every frame up to this number would survive a crash; receipts may confirm these."""
         self.duplicates = 0
 
     def accept(self, seq: int) -> bool:
@@ -131,7 +131,7 @@ class InLink:
         return InLinkState(last_seq=self.last_seq)
 
     def restore(self, state: InLinkState) -> None:
-        """Take back what `state` returned: whatever was saved is durable. Raises LocalProtocolError if it cannot be."""
+        """Restore a result of `state`: whatever was saved is durable. Raises LocalProtocolError if it cannot be."""
         if state.last_seq < 0:
             raise LocalProtocolError(f"{state.last_seq} is not the number of a frame")
         self.last_seq = self.durable_seq = state.last_seq

@@ -51,7 +51,7 @@ class DiskState:
         self.base_round = 0
         """The round of the checkpoint that the journal follows."""
         self.checkpoint_bytes = 0
-        """Size of that checkpoint; 0 where there is none yet."""
+        """Size of that checkpoint; 0 if there is none yet."""
         self._journal: Journal
 
     @property

@@ -17,8 +17,8 @@ from peer.wire.message import Message
 def require_finite_loss(t: int, loss: float) -> None:
     """Raise DivergenceError unless the loss of the local step of round t is a number.
 
-    To be called, like the next one, before anything of the step is sent. Neighbours refuse what is not finite and close
-    the link, so that they would never hear why this peer ends.
+    To be called, like the next one, before anything of the step is sent. Neighbours refuse values that are not finite
+    and close the link, so that they would never hear why this peer ends.
     """
     if not math.isfinite(loss):
         raise DivergenceError(_loss_not_finite(t))

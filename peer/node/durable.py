@@ -123,7 +123,7 @@ class DurablePeer:
             recovery.replayed_rounds += 1
             on_round(recovery.effects)
             recovery.effects = self.participant.unchanged()
-        # What was confirmed before the crash is confirmed again, from disk.
+        # Frames confirmed before the crash are confirmed again, from disk.
         self._journaled_round = self.participant.round
         self.sync()
         self.disk_state.files.prune()
@@ -141,7 +141,7 @@ class DurablePeer:
         with refusing_what_does_not_fit():
             self.links.restore(LinksState.from_checkpoint(values, arrays))
             waiting = inbox_from_checkpoint(values, arrays)
-        # Before members could change, what waits in the inbox was left out of the count.
+        # Before members could change, frames that wait in the inbox were left out of the count.
         is_counted = "received" in values
         # They are no part of the session's state: taken again, they are decoded against the restored reference codes.
         for each in waiting:
@@ -210,7 +210,7 @@ class DurablePeer:
                 return self.participant.unchanged()
         self.participant.judge(message)
         if seq and early.count(peer):
-            # A stream has its rounds in order: what follows a frame that waits cannot be due before it.
+            # A stream has its rounds in order: frames after one that waits cannot be due before it.
             raise RemoteProtocolError(f"sent a message of round {message.round} after later ones", peer=peer)
         return self._receive_message(message, record)
 
@@ -374,7 +374,7 @@ class DurablePeer:
         return frames + [(0, outgoing.frame) for outgoing in self.participant.requests_to(peer)]
 
     def receipt(self, peer: int, upto: int) -> None:
-        """Take note that a neighbour has our frames up to `upto` for good."""
+        """Note that a neighbour has our frames up to `upto` for good."""
         self.links.acknowledge(peer, upto)
 
     # -- durability ----------------------------------------------------------------------------------------------------

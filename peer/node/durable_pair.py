@@ -201,7 +201,7 @@ class DurablePair:
         return self._called(Call.TIMER, lambda: self.participant.timer(now), now)
 
     def disconnected(self, peer: int) -> Effects:
-        """Take note that the connection to a neighbour broke."""
+        """Note that the connection to a neighbour broke."""
         return self._called(Call.DISCONNECTED, lambda: self.participant.disconnected(peer), peer=peer)
 
     def abandon(self, peer: int) -> Effects:

@@ -103,7 +103,7 @@ class FrameAccount:
         return frames
 
     def notice(self, receiver: int, notice: bytes) -> OutgoingFrame:
-        """Return a membership notice as a frame: numbered, since it has to come before what follows it."""
+        """Return a membership notice as a frame: numbered, since it has to come before the frames after it."""
         return self._counted(OutgoingFrame(receiver=receiver, frame=notice, is_numbered=True))
 
     @contextmanager

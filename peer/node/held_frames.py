@@ -35,7 +35,7 @@ class WaitingFrames:
         self._frames: dict[int, deque[WaitingFrame]] = {}
 
     def add(self, peer: int, seq: int, frame: bytes) -> None:
-        """Take note of a frame that was taken."""
+        """Note a frame that was taken."""
         self._frames.setdefault(peer, deque()).append(WaitingFrame(peer, seq, frame))
 
     def keep_newest(self, counts: Mapping[int, int]) -> None:
@@ -61,7 +61,7 @@ def inbox_to_checkpoint(waiting: list[WaitingFrame]) -> tuple[dict[str, object],
 
 
 def inbox_from_checkpoint(values: Mapping[str, Any], arrays: Arrays) -> list[WaitingFrame]:
-    """Return what `inbox_to_checkpoint` was given; nothing for a checkpoint of the first release."""
+    """Return the frames given to `inbox_to_checkpoint`; nothing for a checkpoint of the first release."""
     described = values.get("inbox", [])
     if not described:
         return []

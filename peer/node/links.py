@@ -41,7 +41,8 @@ class LinksState:
 
     @classmethod
     def from_checkpoint(cls, values: Mapping[str, Any], arrays: Arrays) -> LinksState:
-        """Return what `to_checkpoint` made. Raises KeyError, TypeError or ValueError if it cannot be that."""
+        """Return the state from a result of `to_checkpoint`. Raises KeyError, TypeError or ValueError if it cannot be
+        that."""
         # Before members could change, frames that waited in the inbox were left out of the count.
         received = values["received"] if "received" in values else values["incoming"]
         out = {}
@@ -156,7 +157,7 @@ class Links:
             return link.unacknowledged(remote_has)
 
     def acknowledge(self, peer: int, upto: int) -> None:
-        """Take note that a neighbour has our frames up to `upto` for good."""
+        """Note that a neighbour has our frames up to `upto` for good."""
         with self._lock:
             self._acknowledge(peer, upto)
 
@@ -211,7 +212,7 @@ class Links:
             )
 
     def restore(self, state: LinksState) -> None:
-        """Take back what `state` returned. Raises LocalProtocolError if it cannot be that."""
+        """Restore a result of `state`. Raises LocalProtocolError if it cannot be that."""
         with self._lock:
             # A peer that joins may have heard of members from one of whose joining it had not heard yet.
             for peer in sorted({*state.received, *state.out} - {*self.out, self._me}):

@@ -38,12 +38,12 @@ class RecordedSteps(ABC):
     """Local steps that cannot be computed again, because their code is the user's: they go into the journal."""
 
     all_speak: Callable[[int], bool] = staticmethod(lambda protocol: True)
-    """Whether all members speak a version of the protocol, by what the driver of the peer knows. For any thread."""
+    """Whether all members speak a version of the protocol, as far as the peer's driver knows. For any thread."""
 
     @property
     @abstractmethod
     def record_needs(self) -> int:
-        """The version of the protocol whose releases can read what `record` returned last."""
+        """The version of the protocol whose releases can read the last result of `record`."""
 
     @abstractmethod
     def record(self) -> Mapping[str, npt.NDArray[Any]]:
@@ -56,4 +56,4 @@ class RecordedSteps(ABC):
 
 
 class StepAbandoned(Exception):
-    """Raised by `gradient` where the local step is never going to be finished. Nothing has come of it."""
+    """Raised by `gradient` if the local step will never be finished. It has changed nothing."""

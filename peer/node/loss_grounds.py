@@ -27,7 +27,7 @@ from peer.node.told import check_equivocation
 
 @dataclass(frozen=True, kw_only=True)
 class LossGrounds:
-    """Judges losses by what one peer knows of members, names and certificates."""
+    """Judges losses by one peer's knowledge of members, names and certificates."""
 
     membership: Membership
     statements: Statements

@@ -63,7 +63,7 @@ class PeerMembership:
         self.peer = node.peer
         self.session, self.rules = session, rules
         self.views = changing_views(node.schedule, rules.why_no_changes)
-        """The schedule that follows the members; None where these cannot change."""
+        """The schedule that follows the members; None if these cannot change."""
         self.statements: Statements = rules.statements or Unsigned()
         self.own_words = OwnWords(self.statements, membership_codec.MAGIC)
         self.numbering = Numbering(node.schedule.num_peers if rules.num_listed is None else rules.num_listed)
@@ -114,7 +114,7 @@ class PeerMembership:
 
     @property
     def members(self) -> tuple[int, ...] | None:
-        """Members of the coming round, or the one under way; None where members cannot change."""
+        """Members of the coming round, or the one under way; None if members cannot change."""
         return None if self.views is None else self.views.membership.members(self.session.round)
 
     @property
@@ -152,7 +152,7 @@ class PeerMembership:
 
     def why_not_again(self, number: int, effective: int) -> str | None:
         """Return why a device may not take part under this number from round `effective` on, where it has taken part
-        before under another; None where it may. Two incarnations of a device are never members at once."""
+        before under another; None if it may. Two incarnations of a device are never members at once."""
         former = self.numbering.former(number)
         if former is None:
             return None
@@ -167,12 +167,12 @@ class PeerMembership:
 
     @property
     def is_signed(self) -> bool:
-        """Whether this run has certificates, with which members sign what they say."""
+        """Whether this run has certificates, with which members sign their statements."""
         return not isinstance(self.statements, Unsigned)
 
     @property
     def grounds(self) -> LossGrounds:
-        """Judge of losses for this peer. Raises LocalProtocolError where nobody can be lost."""
+        """Judge of losses for this peer. Raises LocalProtocolError if nobody can be lost."""
         if self.views is None:
             raise LocalProtocolError(f"a loss: {self.rules.why_no_changes}")
         return LossGrounds(
@@ -277,7 +277,7 @@ class PeerMembership:
         return {change.subject: membership_codec.encode(change) for change in losses}
 
     def loss_votes(self, statements: Statements, *, after_s: float) -> LossVotes:
-        """Return this peer's votes on losses. Raises LocalProtocolError where nobody can be lost."""
+        """Return this peer's votes on losses. Raises LocalProtocolError if nobody can be lost."""
         if self.views is None or not self.rules.by_majority:
             raise LocalProtocolError(f"a loss: {self.rules.why_no_changes or 'members do not declare losses here'}")
         return LossVotes(self.peer, self.views.membership, statements, after_s=after_s)
@@ -289,8 +289,8 @@ class PeerMembership:
         return [] if self.views is None else self.views.membership.state()
 
     def restore(self, changes: Sequence[Sequence[Any]]) -> None:
-        """Take back what `state` returned; the session is to be restored between this and `restore_edges`. Raises
-        StateError where members cannot change any more, ValueError or TypeError if it cannot be such a state."""
+        """Restore a result of `state`; the session is to be restored between this and `restore_edges`. Raises
+        StateError if members cannot change any more, ValueError or TypeError if it cannot be such a state."""
         if self.views is not None:
             self.views.membership.restore(changes)
         elif changes:

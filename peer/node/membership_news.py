@@ -27,7 +27,7 @@ class Learned:
 
 
 class MembershipNews:
-    """Takes note of what was announced and checked (`node.membership_checks`)."""
+    """Notes announced changes that were checked (`node.membership_checks`)."""
 
     def __init__(self, known: PeerMembership) -> None:
         self._known = known

@@ -72,7 +72,7 @@ def _check_loss(known: PeerMembership, change: Change) -> None:
 
 
 def _planned_members(known: PeerMembership, membership: Membership, kind: ChangeKind, subject: int) -> tuple[int, ...]:
-    """Return the members after a change. Raises ConfigError where it makes no sense."""
+    """Return the members after a change. Raises ConfigError if it makes no sense."""
     now, later = membership.members(known.session.round), membership.coming(known.session.round)[-1]
     planned = members_after(later, kind, subject)
     if kind is ChangeKind.LOST and subject in now and subject not in later:

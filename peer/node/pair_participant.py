@@ -51,7 +51,7 @@ class PairState:
 
     @classmethod
     def from_checkpoint(cls, values: Mapping[str, Any], arrays: Arrays) -> PairState:
-        """Return what `to_checkpoint` made. Raises StateError if it cannot be that."""
+        """Return the state from a result of `to_checkpoint`. Raises StateError if it cannot be that."""
         with refusing_what_does_not_fit():
             return cls(
                 layout=values["layout"], algorithm=group(arrays, "algorithm"), training=group(arrays, "training")
@@ -210,7 +210,7 @@ class PairParticipant:
         return self._perform(Effects())
 
     def disconnected(self, peer: int) -> Effects:
-        """Take note that the connection to a neighbour broke."""
+        """Note that the connection to a neighbour broke."""
         self.algorithm.disconnected(peer)
         return self._perform(Effects())
 
@@ -241,7 +241,7 @@ class PairParticipant:
         return PairState(layout=self.layout.digest, algorithm=algorithm, training=self.local_steps.state())
 
     def restore(self, state: PairState) -> Effects:
-        """Take back what `state` returned. Raises StateError if it belongs to another model or algorithm."""
+        """Restore a result of `state`. Raises StateError if it belongs to another model or algorithm."""
         if state.layout != self.layout.digest:
             raise StateError("the checkpoint holds a model of another shape; use a new state folder")
         with refusing_what_does_not_fit():

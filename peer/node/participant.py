@@ -81,7 +81,7 @@ class ParticipantState:
 
     @classmethod
     def from_checkpoint(cls, values: Mapping[str, Any], arrays: Arrays) -> ParticipantState:
-        """Return what `to_checkpoint` made. Raises StateError if it cannot be that."""
+        """Return the state from a result of `to_checkpoint`. Raises StateError if it cannot be that."""
         with refusing_what_does_not_fit():
             return cls(
                 session=SessionState.from_json(values["session"]),
@@ -390,7 +390,7 @@ class Participant:
         )
 
     def restore(self, state: ParticipantState) -> None:
-        """Take back what `state` returned. Raises StateError if it belongs to another model or algorithm."""
+        """Restore a result of `state`. Raises StateError if it belongs to another model or algorithm."""
         if state.layout != self.layout.digest:
             raise StateError("the checkpoint holds a model of another shape; use a new state folder")
         with refusing_what_does_not_fit():

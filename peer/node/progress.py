@@ -127,8 +127,8 @@ class KnownProgress:
         return self._own[1]
 
     def note(self, done: Progress, *, is_last: bool = False) -> bytes | None:
-        """Return the note for all neighbours now; None where it is too early for another. `is_last`: before this
-        process ends.
+        """Return the note for all neighbours now; None if it is too early for another. `is_last`: before this process
+        ends.
 
         The certificate is left out if it is that of the hellos, since notes are frequent.
         """
@@ -144,7 +144,7 @@ class KnownProgress:
 
     def shown(self, said: bytes) -> Progress | None:
         """Return the progress that this peer has signed and lost, judging by the statement that a neighbour shows it;
-        None where it has lost nothing. Raises RemoteProtocolError if it never signed that."""
+        None if it has lost nothing. Raises RemoteProtocolError if it never signed that."""
         try:
             signed = _checked(self._statements, self._peer, said)
         except SecurityError as error:
@@ -168,7 +168,7 @@ class KnownProgress:
         return progress
 
     def of(self, peer: int) -> bytes:
-        """Return the newest statement that a neighbour has signed, to show it; empty where there is none."""
+        """Return the newest statement that a neighbour has signed, to show it; empty if there is none."""
         return self._kept.get(peer, b"")
 
     def is_behind(self, peer: int, progress: Progress) -> bool:

@@ -57,7 +57,7 @@ class RecordedPeer:
         return effects
 
     def announce(self, record: Announced) -> Effects:
-        """Take note of an own announcement."""
+        """Note an own announcement."""
         num_peers = self.participant.algorithm.node.schedule.num_peers
         change = membership_codec.decode(record.frame, num_peers, sender=self.participant.peer)
         effects = self._counted(self.participant.learn(change, record.now))

@@ -39,7 +39,7 @@ class RepairBudget:
         return peer in self._reconnected
 
     def answered(self, request: Message, own_round: int) -> None:
-        """Take note of a request that was answered."""
+        """Note a request that was answered."""
         self._reconnected.discard(request.sender)
         self._answered[request.sender] = _order(request, own_round)
 

@@ -115,7 +115,7 @@ class Replay:
 
     def _take(self, name: str, record: Received) -> Effects:
         """Take a frame again. Earlier releases journaled frames before they judged them. One that no honest peer sends
-        is left out, with what follows it on its stream, so that its sender is asked for the honest one."""
+        is left out, with those that follow it on its stream, so that its sender is asked for the honest one."""
         sender, seq = record.peer, record.seq
         self._peer.links.meet(sender)
         last = self._peer.links.incoming[sender].last_seq

@@ -29,7 +29,7 @@ class ReplicaAgreement:
 
     def own_digests(self) -> tuple[int, Digests] | None:
         """Return (round, digest of each layer) of the last check of this peer's replica, to be told after the round to
-        those that keep it, for `hear`. None where nobody keeps one."""
+        those that keep it, for `hear`. None if nobody keeps one."""
         return self._algorithm.own_digests()
 
     def keepers(self) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class ReplicaAgreement:
         return sender in self._asked and self._asked[sender].issuperset(layers)
 
     def answered(self, sender: int) -> None:
-        """Take note that a repair of a neighbour came."""
+        """Note that a repair of a neighbour came."""
         self._asked.pop(sender, None)
 
     def _differing_layers(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:

@@ -61,7 +61,7 @@ def sealed(statement: bytes, proof: pb.Proof) -> bytes:
 
 
 def unsealed(said: bytes) -> tuple[bytes, pb.Proof | None]:
-    """Return (the bytes that are signed, their proof), or everything and None where there is no proof. Raises
+    """Return (the bytes that are signed, their proof), or everything and None if there is no proof. Raises
     SecurityError for bytes that are neither."""
     try:
         message = pb.Statement.FromString(said)

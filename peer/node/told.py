@@ -100,8 +100,8 @@ class ToldParts:
         return [self._since, self._closed, _listed(self._chains), segments]
 
     def restore(self, state: Sequence[Any] | None, round_: int) -> None:
-        """Take back what `state` returned; None where a checkpoint of this round has none, so that counting begins
-        there. Raises ValueError or TypeError if it cannot be that."""
+        """Restore a result of `state`, or begin counting at `round_` if it is None, as in a checkpoint that has none.
+        Raises ValueError or TypeError if it cannot be that."""
         self._since, self._closed, chains, segments = state or (round_, round_ - 1, [], [])
         self._open, self._chains = {}, _read(chains)
         self._segments = {int(segment): _read(told) for segment, told in segments}
@@ -139,7 +139,7 @@ class ToldNote:
 
 
 def encode_told(peer: int, segments: Mapping[int, Mapping[int, bytes]]) -> bytes | None:
-    """Return a note of the newest consecutive segments; None where there is none."""
+    """Return a note of the newest consecutive segments; None if there is none."""
     if not segments:
         return None
     newest = first = max(segments)
@@ -209,7 +209,7 @@ class Comparison:
         """Member → two of its notes that contradict each other."""
 
     def own_note(self, members: Collection[int]) -> bytes | None:
-        """Return the signed note for the other members; None where there is nothing to say yet. It is about them alone:
+        """Return the signed note for the other members; None if there is nothing to say yet. It is about them alone:
         only some have heard a lost peer's last frames."""
         concerned = {*members, self._peer}
         segments = {

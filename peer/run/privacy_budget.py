@@ -81,7 +81,7 @@ def epsilon(noise_multiplier: float, sampling_rate: float, steps: int, delta: fl
 @lru_cache(maxsize=64)
 def noise_for(limit: float, sampling_rate: float, steps: int, delta: float) -> float:
     """Return the least noise multiplier, in steps of a thousandth, with which ε stays within a limit. Raises
-    ConfigError where none below 1,000 does."""
+    ConfigError if none below 1,000 does."""
     low, high = 0, 1000
     while epsilon(high * _STEP, sampling_rate, steps, delta) > limit:
         low, high = high, 2 * high

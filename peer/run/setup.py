@@ -118,7 +118,7 @@ class RunSetup:
     """Schedule of the members with which the run starts."""
     compressor: BoundedCompressor
     averaging_rate: float
-    """η, how far a round moves a model towards those of its neighbours."""
+    """η, the part of the way that a round moves a model towards those of its neighbours."""
     first_theta: float
     """θ of modulo codes in the first round; of all rounds where it is constant."""
     rounds_per_epoch: int = 1
@@ -326,7 +326,7 @@ class RunSetup:
 
     @cached_property
     def class_shares(self) -> npt.NDArray[np.float64] | None:
-        """The shares of the classes in the data of all peers; None where they can be counted, there are none, or the
+        """The shares of the classes in the data of all peers; None if they can be counted, there are none, or the
         devices are to vote on them."""
         if isinstance(self.manifest, Manifest):
             return None

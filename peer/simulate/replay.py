@@ -48,8 +48,8 @@ MOST_NUMBERS = 100_000_000
 
 
 def read_scenario(path: str | Path) -> Scenario:
-    """Return the checked content of a scenario file. Raises ConfigError that names file, key, value and what would be
-    valid."""
+    """Return the checked content of a scenario file. Raises ConfigError that names file, key, value and valid
+    values."""
     file = str(path)
     try:
         tree = read_json(Path(path), infinite="kept")
@@ -127,7 +127,7 @@ class Scenario:
             averaging_rate=self.averaging_rate,
             whole_below=self.whole_below,
             rounds=self.rounds,
-            # θ is the file's, also where codes carry hashes: what is too small is repaired and stays.
+            # θ is the file's, even if codes carry hashes: a θ that is too small is repaired and stays.
             modulo=ModuloOptions(theta=self.theta, verified=self.verified),
             final=self.final,
             server=self.server,
@@ -355,7 +355,7 @@ def parse_scenario(tree: object, file: str = "scenario") -> Scenario:
 
 
 class _Reader:
-    """Reads keys of a scenario; every complaint names file, key, value and what would be valid."""
+    """Reads keys of a scenario; every complaint names file, key, value and valid values."""
 
     def __init__(self, tree: Mapping[str, Any], file: str, prefix: str = "") -> None:
         self.tree, self._file, self._prefix = tree, file, prefix

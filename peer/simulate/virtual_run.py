@@ -250,7 +250,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         return self.participants
 
     def deliver(self, sender: int, frames: Sequence[OutgoingFrame]) -> None:
-        """Put the frames of a peer on its links. A subclass may change what it sends."""
+        """Put the frames of a peer on its links. A subclass may change them."""
         if not frames:
             return
         sizes = [(outgoing.receiver, len(outgoing.frame)) for outgoing in frames]
@@ -272,7 +272,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         return Finished(record=record, done=done, reason=reason, state=state)
 
     def _finish_round(self, finished: Finished) -> None:
-        """Take note of a completed round, evaluate when it is the last peer's, and let the peer go on."""
+        """Note a completed round, evaluate when it is the last peer's, and let the peer go on."""
         record, done = finished.record, finished.done
         self._totals[record.peer].add(record, done)
         if self._metrics is not None:

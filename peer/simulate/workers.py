@@ -70,7 +70,7 @@ class Workers:
     def ask(self, requests: Sequence[Packed | None]) -> list[tuple[Any, list[memoryview]]]:
         """Send each worker its request, if it has one, and return the answers in the same order (None for no request).
 
-        Raises LocalProtocolError where a worker has ended.
+        Raises LocalProtocolError if a worker has ended.
         """
         try:
             for connection, request in zip(self._connections, requests, strict=True):

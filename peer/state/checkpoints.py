@@ -26,7 +26,7 @@ from peer.state import disk as disks
 from peer.state.disk import Buffer, Disk, RealDisk, cannot_be_written, make_private
 
 FORMAT = 2
-"""Raised when an old file would be misunderstood; the changelog says what an old file means."""
+"""Version of the file format, raised when an old file would be misunderstood; the changelog explains old files."""
 
 _OLDEST = 1
 """Has no checksum, and no frames that wait for a later round: their senders kept them."""
@@ -227,7 +227,7 @@ def _parsed(text: str | bytes) -> Any:
 
 
 def _state(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON values beside the arrays. Raises ValueError where they are none."""
+    """Return the JSON values beside the arrays. Raises ValueError if they are none."""
     state = _parsed(metadata["state"])
     if not isinstance(state, dict):
         raise ValueError("its state is no object")
@@ -236,7 +236,7 @@ def _state(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def arrays_of(entries: Mapping[str, Mapping[str, Any]], body: memoryview) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays that the entries of a safetensors header describe, in memory of their own. Raises KeyError,
-    TypeError or ValueError where they do not fill the body."""
+    TypeError or ValueError if they do not fill the body."""
     arrays, end = {}, 0
     for item, entry in entries.items():
         first, last = entry["data_offsets"]

@@ -117,7 +117,7 @@ def private_files() -> Iterator[None]:
 
 
 def make_private(folder: Path) -> None:
-    """Let only their owner read a folder and its content. Raises OSError where that is not ours to do."""
+    """Let only their owner read a folder and its content. Raises OSError if that is not ours to do."""
     if folder.stat().st_mode & stat.S_ISVTX:
         raise PermissionError(errno.EPERM, "it is a folder for the files of everybody")
     folder.chmod(_PRIVATE_FOLDER)

@@ -189,7 +189,7 @@ class Called:
     call: Call
     now: float
     peer: int
-    """The neighbour in question; 0 where there is none."""
+    """The neighbour in question; 0 if there is none."""
     digest: int
     """Digest of the model right after it (`DurablePair`)."""
     reachable: tuple[int, ...]
@@ -225,7 +225,7 @@ class JournalContent:
     checksum: int
     """Checksum of that record, which the next one continues."""
     problem: str | None
-    """The fault of the bytes after that; None where there are none."""
+    """The fault of the bytes after that; None if there are none."""
 
 
 class Journal:

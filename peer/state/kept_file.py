@@ -23,7 +23,7 @@ class KeptFile(Generic[T]):
     name: str
     to_json: Callable[[T], Any]
     of_json: Callable[[Any], T]
-    """Raises ValueError, TypeError, KeyError or AttributeError for what `to_json` never returned."""
+    """Raises ValueError, TypeError, KeyError or AttributeError for a value that `to_json` never returned."""
     if_damaged: str
     """Remedy for a damaged file, as the rest of a sentence."""
     indent: int | None = None
@@ -55,7 +55,7 @@ def notes_to_json(notes: Mapping[int, bytes]) -> dict[str, str]:
 
 
 def notes_of_json(tree: Mapping[str, str]) -> dict[int, bytes]:
-    """Return what `notes_to_json` was given."""
+    """Return the notes given to `notes_to_json`."""
     return {int(peer): base64.b64decode(note, validate=True) for peer, note in tree.items()}
 
 

@@ -48,7 +48,7 @@ class EvaluationRecord:
         return sum(self.correct) / max(1, sum(self.total))
 
     def figure(self, criterion: Criterion) -> float | None:
-        """Return the accuracy or metric of that name; None where it is not known."""
+        """Return the accuracy or metric of that name; None if it is not known."""
         if criterion == ACCURACY:
             # A training script may measure nothing.
             return self.accuracy if any(self.total) else None
@@ -111,7 +111,7 @@ class LinkRoundRecord:
     frame_bytes: int = 0
     protobuf_bytes: int = 0
     socket_bytes: int | None = None
-    """TCP payload as the kernel counted it; None where it cannot be asked."""
+    """TCP payload as the kernel counted it; None if it cannot be asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +165,8 @@ class Summary:
     members: list[int] = field(default_factory=list)
     """Numbers of the peers with these accuracies, if not all that ever took part were there in the end."""
     epsilon: float | None = None
-    """ε that the private local steps of the peer with the fewest samples spent; None where they were not private, or
-    the figures are those of a cluster."""
+    """ε that the private local steps of the peer with the fewest samples spent; None if they were not private, or the
+    figures are those of a cluster."""
     averaged_accuracy: float | None = None
     averaged_metrics: dict[str, float] = field(default_factory=dict)
     precision: str = "float32"
@@ -231,7 +231,7 @@ class Summary:
 
     def margin(self, criterion: Criterion) -> float | None:
         """Return two standard errors of the mean of a sample, drawn without replacement: the mean of all peers is that
-        close with a probability of about 95 %. None where the figures are no sample."""
+        close with a probability of about 95 %. None if the figures are no sample."""
         values = self.of_peers(criterion)
         if not self.is_sample or len(values) < 2:
             return None
@@ -280,7 +280,7 @@ class Summary:
 
     @classmethod
     def load(cls, path: Path) -> Summary:
-        """Read what `save` wrote. Raises as `read_as`."""
+        """Read a file of `save`. Raises as `read_as`."""
         return read_as(cls, path, infinite="kept")
 
 
@@ -322,10 +322,10 @@ class MetricsStore:
             self._connection = _create(":memory:")
             return
         if read_only:
-            # A path may hold what a URI means otherwise: '#', '?', '%'.
+            # A path may hold characters with a meaning in URIs: '#', '?', '%'.
             uri = f"{path.absolute().as_uri()}?mode=ro"
             self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
-            # A file of somebody else may compute what looks like rows, without an end.
+            # A file of somebody else may compute endless apparent rows.
             others = "SELECT COUNT(*) FROM sqlite_master WHERE type NOT IN ('table', 'index')"
             if self._connection.execute(others).fetchone()[0]:
                 self._connection.close()

@@ -68,7 +68,7 @@ class StateFiles:
 
     def load_newest(self, notices: list[str]) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; those that are not are set aside, with a sentence in `notices`.
-        None where there was none yet, or a journal leads from the start to where this peer was."""
+        None if there was none yet, or a journal leads from the start to where this peer was."""
         problem: StateError | None = None
         for round_ in reversed(self.checkpoints.rounds()):
             try:
@@ -112,7 +112,7 @@ class StateFiles:
         return Journal.create(self._disk, journal_name(round_), {**self.identity, "round": round_, **(facts or {})})
 
     def checkpoint_bytes(self, round_: int) -> int:
-        """Return the size of a checkpoint; 0 where there is none."""
+        """Return the size of a checkpoint; 0 if there is none."""
         name = checkpoint_name(round_)
         return self._disk.size(name) if name in self._disk.names() else 0
 

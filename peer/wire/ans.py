@@ -221,7 +221,7 @@ def decode(states: StateArray, reader: Reader, tables: Tables, spans: Spans, alp
     """Return the entry of `alphabet: uint8[256]` for each token, uint8[n]; the reader is left after their last word.
     `states` are changed.
 
-    Raises `MalformedEntropyCode` where words run out or states do not end where they should.
+    Raises `MalformedEntropyCode` if words run out or states do not end where they should.
     """
     if native.lib is not None:
         return _decode_native(native.lib, states, reader, tables, spans, alphabet)

@@ -47,7 +47,7 @@ class Meaning:
         return cls(kind, normal, _digest(normal), b"".join(_digest(run)[:ENTRY_BYTES] for run in runs))
 
     def difference(self, digest: bytes, entries: bytes, count: int, *, here: str, there: str) -> str | None:
-        """Return a sentence on how a neighbour's `count` names differ from these; None where they are the same.
+        """Return a sentence on how a neighbour's `count` names differ from these; None if they are the same.
 
         Only the digest decides: entries are short, and may be anything. The sentence is read at both ends, so it calls
         them by the names `here` and `there`.

@@ -78,7 +78,7 @@ class FrameReport:
 
 
 def describe(frame: bytes | bytearray | memoryview, layout: Layout, *, previous: Message | None = None) -> FrameReport:
-    """Return the account of a frame's bytes. Raises what `decode` raises."""
+    """Return the account of a frame's bytes. Raises the errors of `decode`."""
     ledgers: list[section_reader.Ledger] = []
     message = decode(frame, layout, previous=previous, ledgers=ledgers)
     if message.kind is MessageKind.PART:

@@ -96,7 +96,7 @@ _FOLDS, _HAS_RAW_BITS = 1 << 4, 1 << 5
 
 
 def _entropy_encode(values: UnsignedArray, plan: Plan, worth: int, sizes: IntegerArray | None) -> list[Part] | None:
-    """Return the entropy-coded stream, or None where it takes `worth` bytes or more."""
+    """Return the entropy-coded stream, or None if it takes `worth` bytes or more."""
     tokens = plan.tokens
     assert tokens is not None, "who plans entropy coding has found a map"
     spans = (

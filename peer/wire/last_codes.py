@@ -70,7 +70,7 @@ class LastCodes:
         return heard[-1] if heard else None
 
     def hear(self, message: Message) -> None:
-        """Take note of a message that was taken, whatever it was coded against."""
+        """Note a message that was taken, whatever it was coded against."""
         if _is_codes(message):
             self._heard.setdefault(message.sender, []).append(message)
 
@@ -99,7 +99,7 @@ class LastCodes:
         return frames if self._own is None else {**frames, "receivers": np.array(sorted(self._receivers), np.int64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned. Raises KeyError, ValueError or a `FrameError` if it does not fit."""
+        """Restore a result of `state`. Raises KeyError, ValueError or a `FrameError` if it does not fit."""
         self._own, self._receivers, self._heard = None, frozenset(), {}
         for name, frame in state.items():
             if name == "receivers":

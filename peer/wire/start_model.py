@@ -63,7 +63,7 @@ class StartModel:
     whole: str
     """Hex SHA-256 over all parameters and buffers, which releases before 0.3 compare."""
     digest: bytes = b""
-    """SHA-256 over all parameters, trained and frozen; empty where it is not known."""
+    """SHA-256 over all parameters, trained and frozen; empty if it is not known."""
     parameters: Tensors = Tensors()
     buffers: Tensors = Tensors()
     made_of: str = "the task's code and the file training.warm_start"
@@ -76,7 +76,7 @@ class StartModel:
         return cls(whole, digest, Tensors.of(parameters), Tensors.of(buffers))
 
     def difference(self, digest: bytes, parameters: bytes) -> str | None:
-        """Say where a neighbour's parameters differ from these; None where they are the same. Only the whole digest
+        """Say where a neighbour's parameters differ from these; None if they are the same. Only the whole digest
         decides: entries are short, and may be anything."""
         if digest == self.digest:
             return None

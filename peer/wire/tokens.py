@@ -154,13 +154,13 @@ def _tables(num_tokens: int, raw_bits: int, direct: int) -> tuple[npt.NDArray[np
 
 
 def counts(tokens: ByteArray) -> npt.NDArray[np.int64]:
-    """Return how often each token occurs: int64[256]."""
+    """Return the occurrences of each token: int64[256]."""
     only: npt.NDArray[np.int64] = counts_of_spans(tokens, np.array([tokens.size], np.int64))[0]
     return only
 
 
 def counts_of_spans(tokens: ByteArray, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return how often each token occurs in each of the spans that follow one another: int64[spans, 256]."""
+    """Return the occurrences of each token in each of the consecutive spans: int64[spans, 256]."""
     if native.lib is not None:
         result = np.empty((sizes.size, 256), np.int64)
         pointers = native.ffi.cast("int64_t *", pointer(sizes)), native.ffi.cast("int64_t *", pointer(result))
@@ -176,6 +176,6 @@ def counts_of_spans(tokens: ByteArray, sizes: npt.NDArray[np.int64]) -> npt.NDAr
 
 
 def counts_of_groups(tokens: ByteArray, sizes: npt.NDArray[np.int64], groups: ByteArray) -> npt.NDArray[np.int64]:
-    """Return how often each token occurs in each group of spans that follow one another: int64[groups, 256]."""
+    """Return the occurrences of each token in each group of consecutive spans: int64[groups, 256]."""
     of_spans = counts_of_spans(tokens, sizes)
     return np.stack([of_spans[groups == group].sum(axis=0) for group in range(int(groups.max()) + 1)])

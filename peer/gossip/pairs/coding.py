@@ -51,12 +51,12 @@ class PairCoding(ABC):
         """Write to `ours` the x̂ that the other end reads from an own payload, which codes `reference`."""
 
     def note_step(self, gradient: FloatArray, rate: float) -> None:  # noqa: B027 (nothing to note by default)
-        """Take note of a gradient step."""
+        """Note a gradient step."""
 
     @abstractmethod
     def note_exchange(self, x: FloatArray, heard: Message, reference: FloatArray, violated: frozenset[int]) -> None:
-        """Take note of an exchange before x changes; `theirs` and `ours` hold both x̂. `violated`: the layers of the
-        request that had to be repaired."""
+        """Note an exchange before x changes; `theirs` and `ours` hold both x̂. `violated`: the layers of the request
+        that had to be repaired."""
 
     def repair_layer(
         self, wish: RepairWish, request: Message, sent: FloatArray, asker: int
@@ -66,8 +66,8 @@ class PairCoding(ABC):
         raise RemoteProtocolError("asks to repair what was sent in full", peer=asker)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what must survive a crash, as named arrays."""
+        """Return the state that must survive a crash, as named arrays."""
         return {}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:  # noqa: B027 (most keep nothing)
-        """Take back what `state` returned."""
+        """Restore a result of `state`."""

@@ -21,8 +21,8 @@ def merge_events(logs: Sequence[Sequence[Event]]) -> list[Event]:
     """Return one serial log made of the logs of all peers (position: peer).
 
     A mix stands in the logs of both ends and happens once, when it is next in both. That always goes on: a peer is in
-    one exchange at a time, and what it logs between request and reply touches nobody else. Raises ValueError if the
-    logs do not belong together.
+    one exchange at a time, and its events between request and reply touch nobody else. Raises ValueError if the logs do
+    not belong together.
     """
     positions = [0] * len(logs)
     merged: list[Event] = []

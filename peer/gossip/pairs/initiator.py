@@ -56,7 +56,7 @@ class Initiator:
         return message
 
     def note_step(self) -> None:
-        """Take note that the next event is a step."""
+        """Note that the next event is a step."""
         if self.open is not None and self.open.first_step is None:
             self.open.first_step = len(self._model.events)
 

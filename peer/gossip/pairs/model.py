@@ -31,11 +31,11 @@ class Staleness:
     """Own steps between read and step, summed (0 unless the driver pipelines)."""
 
     def note_read(self) -> None:
-        """Take note that a gradient is computed at the model as it is now."""
+        """Note that a gradient is computed at the model as it is now."""
         self.steps_at_read, self.exchanges_at_read = self.steps, self.exchanges
 
     def note_step(self) -> None:
-        """Take note that it was applied."""
+        """Note that it was applied."""
         between = self.exchanges - self.exchanges_at_read
         self.exchanges_between += between
         self.most_exchanges_between = max(self.most_exchanges_between, between)
@@ -67,7 +67,7 @@ class PairModel:
         self.events.append(("step", self.node.peer, rate))
 
     def mix(self, heard: Message, sent: Payload, reference: FloatArray, violated: frozenset[int]) -> None:
-        """Add ½ (x̂_other − x̂_own as sent). The coding has read `heard`; `reference` is what `sent` codes."""
+        """Add ½ (x̂_other − x̂_own as sent). The coding has read `heard`; `sent` codes `reference`."""
         coding = self.coding
         coding.read_own(sent, reference, heard.round)
         coding.note_exchange(self.x, heard, reference, violated)

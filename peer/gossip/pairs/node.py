@@ -61,7 +61,7 @@ class PairNode:
         return self._model.read()
 
     def step(self, gradient: FloatArray, rate: float) -> None:
-        """x ← x − γ g, g computed at what `read` returned last."""
+        """x ← x − γ g, g computed at the last result of `read`."""
         self._initiator.note_step()
         self._model.step(gradient, rate)
 
@@ -168,7 +168,7 @@ class PairNode:
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned. Raises KeyError or ValueError if it does not fit."""
+        """Restore a result of `state`. Raises KeyError or ValueError if it does not fit."""
         model, initiator, responder = self._model, self._initiator, self._responder
         model.x = restored_like(model.x, state["x"])
         initiator.next_exchange, initiator.refusals, responder.repairs, *counts = map(int, state["counters"])

@@ -113,7 +113,7 @@ class Responder:
             self.open = None
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what must survive a crash, as named arrays."""
+        """Return the state that must survive a crash, as named arrays."""
         layout = self._model.node.layout
         state: dict[str, npt.NDArray[Any]] = {
             "refused": np.array(sorted(self._refused.items()), np.int64).reshape(-1, 2)
@@ -123,7 +123,7 @@ class Responder:
         return state if self.open is None else state | self.open.state(self._peer, layout)
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned."""
+        """Restore a result of `state`."""
         layout, dtype = self._model.node.layout, self._model.x.dtype
         self._refused = {int(partner): int(number) for partner, number in state["refused"]}
         self._replies = {
