@@ -58,11 +58,11 @@ MOST_KNOWN_BITS = 52
 
 
 class CodeRangeError(DivergenceError, ValueError):
-    """θ is so small beside the weights that the integers of the code no longer hold their low bits."""
+    """θ is so small compared with the weights that the integers of the code no longer hold their low bits."""
 
 
 class ThetaTooSmall(RemoteProtocolError):
-    """θ of a neighbour's code is so small beside the receiver's weights that the code cannot be read against them."""
+    """θ of a neighbour's code is too small, compared with the receiver's weights, to read the code against them."""
 
 
 def delta(bits: int, rounding: Rounding) -> float:

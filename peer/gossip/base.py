@@ -48,7 +48,7 @@ class GraphNeed(enum.Enum):
 
 
 class Memory(enum.Enum):
-    """The vectors that an algorithm keeps beside x between rounds."""
+    """The vectors that an algorithm keeps besides x between rounds."""
 
     NONE = "none"
     ERRORS = "error_memory"

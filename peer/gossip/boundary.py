@@ -90,7 +90,7 @@ def heir_of(views: ViewSchedule, t: int, leaver: int) -> int | None:
     stay = [peer for peer in before if peer in after]
     receivers = views.receivers_from(t, leaver, with_absent=True)
     senders = views.senders_from(t, leaver, with_absent=True)
-    # With those that this peer treats as absent: each peer knows of other losses, and all have to name the same heir.
+    # Peers that this one treats as absent count: peers know different losses, and all have to name the same heir.
     for group in (receivers, senders, stay):
         candidates = [peer for peer in group if peer in stay]
         if candidates:
@@ -172,8 +172,8 @@ class Boundary:
             algorithm.x *= algorithm.x.dtype.type(UNSPONSORED_WEIGHT)
             algorithm.u = UNSPONSORED_WEIGHT
         for _, message in sorted(inbox.items()):
-            # A new peer has (x₀, 1) of its own making, which must not become part of Σx and Σu. Without push-sum a
-            # gift is a whole model, not a part of one.
+            # A new peer made its (x₀, 1) itself, which must not become part of Σx and Σu. Without push-sum a gift is a
+            # whole model, not a part of one.
             if is_new or not algorithm.spec.push_sum:
                 algorithm.x.fill(0)
                 algorithm.u = 0.0

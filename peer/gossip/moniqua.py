@@ -530,7 +530,7 @@ class ModuloGossip:
         )
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the count of repairs, the only thing beside θ that outlives a round."""
+        """Return the count of repairs, which alone, besides θ, outlives a round."""
         return {"repairs": np.array([self.repairs], np.int64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Settings of single algorithms, beside those that all of them read from a `NodeContext`.
+"""Settings of single algorithms, besides those that all of them read from a `NodeContext`.
 
 One dataclass for each family; an algorithm reads its own and none of the others.
 """

@@ -218,7 +218,7 @@ class Session:
         """Become a member from round t on: wait, in round t − 1, for the model of the sponsor."""
         if self._views is None or (self._exchange is not None and not self._is_joining):
             raise LocalProtocolError(f"a peer cannot join in the midst of round {self.round}")
-        # Nothing comes any more of a later sponsor, for which it may be waiting: all go by the earlier one.
+        # A later sponsor, for which it may be waiting, sends nothing any more: all use the earlier one.
         self._exchange, self._is_joining = None, True
         # The sponsor hands over at the end of the round before the first of the new member.
         self.round = t - 1
@@ -329,7 +329,7 @@ class Session:
     # State.
 
     def state(self) -> SessionState:
-        """Return the state that must survive a crash between two rounds beside the algorithm's own state."""
+        """Return the state that must survive a crash between two rounds besides the algorithm's own state."""
         if self._exchange is not None:
             raise LocalProtocolError("the state of a session is taken between rounds")
         return SessionState(
@@ -446,8 +446,9 @@ class Session:
     def _absent(self, exchange: Exchange) -> list[int]:
         """Return the awaited senders whose message has not come at all; where everybody is waited for, at most one.
 
-        The message of a sender that still owes an earlier round, or whose late message waits to be applied, is put
-        behind that one: a replica takes its differences in order, and late ones are applied between rounds.
+        The message of a sender that still owes an earlier round, or whose late message waits to be applied, is
+        postponed until after that one: a replica takes its differences in order, and late ones are applied between
+        rounds.
         """
         absent, late, lost = [], self.late_neighbors, self.lost_peers.peers
         if late.waits_for_all:

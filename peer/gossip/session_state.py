@@ -22,7 +22,7 @@ class LateState:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionState:
-    """The state of a `Session` between two rounds, beside that of its algorithm."""
+    """The state of a `Session` between two rounds, besides that of its algorithm."""
 
     round: int
     late: LateState = LateState()

@@ -167,9 +167,9 @@ def _line_weight(matrix: MixingMatrix) -> float | None:
 
 
 def _dense_rho(matrices: Sequence[MixingMatrix], turns: int) -> float:
-    # 1ᵀW = 1ᵀ, so W maps the vectors of sum 0 to themselves, and W − (1/n)11ᵀ has W's eigenvalues there and 0 beside
-    # them. Products keep that form. The norm is taken out after each factor: a period of thousands of rounds underflows
-    # otherwise.
+    # 1ᵀW = 1ᵀ, so W maps the vectors of sum 0 to themselves, and W − (1/n)11ᵀ has W's eigenvalues there and 0
+    # elsewhere. Products keep that form. The norm is taken out after each factor: a period of thousands of rounds
+    # underflows otherwise.
     n = matrices[0].num_peers
     mean = np.full((n, n), 1.0 / n)
     product, log_scale = np.eye(n), 0.0

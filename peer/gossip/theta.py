@@ -68,7 +68,7 @@ def theorem_5(rate: float, gradient_bound: float, mixing_time: float) -> float:
 
 @lru_cache(maxsize=_KEPT)
 def second_eigenvalue(matrix: MixingMatrix) -> float:
-    """Return ρ of a doubly stochastic W: its largest singular value beside the one of the average."""
+    """Return ρ of a doubly stochastic W: its largest singular value besides that of the average."""
     n = matrix.num_peers
     if n <= DENSE_LIMIT:
         return float(np.linalg.norm(matrix.dense() - np.full((n, n), 1.0 / n), 2)) if n > 1 else 0.0

@@ -113,7 +113,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that the rules look at, under the names of the configuration."""
+    """Input of the rules, under the names of the configuration."""
 
     spec: AlgorithmSpec
     schedule: Schedule

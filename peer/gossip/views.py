@@ -111,7 +111,7 @@ class ViewSchedule:
         return (graph.diameter or len(members)) * max(1, graph.cycle_rounds) + 1
 
     def is_steady(self, t: int) -> bool:
-        """Return whether a peer that comes to round t knows that all others have come to a round with the same members:
+        """Return whether a peer that reaches round t knows that all others have reached a round with the same members:
         the last change was long enough ago, and the round's graph has no lost peer."""
         members = self.membership.members(t)
         if not {*members}.isdisjoint(self._absent_in(t)):

@@ -25,7 +25,7 @@ Durability: TypeAlias = Literal["process", "power"]
 """Event that a peer's frames must be able to survive before they leave: the end of its process, or a power cut."""
 
 OnRound: TypeAlias = Callable[[Effects], None]
-"""Is told of a round that is replayed, right after its end: its record, and the frames that were made in it."""
+"""Called right after the end of each replayed round, with its record and the frames made in it."""
 
 
 @dataclass(kw_only=True)
@@ -127,7 +127,7 @@ class DiskState:
         self.files.checkpoints.save(Checkpoint(round_, {**values, **self.files.identity}, dict(arrays)))
         self.checkpoint_bytes = self.files.checkpoint_bytes(round_)
         if not journal_goes_on:
-            # Only now, with the checkpoint whole on disk: a crash before leaves the old journal to go by.
+            # Only now, with the checkpoint whole on disk: a crash before this leaves the old journal in use.
             self._journal.close()
             self._journal = self.files.new_journal(round_, facts)
             self.base_round = round_

@@ -260,7 +260,7 @@ class DurablePeer:
         """Go on without late neighbours if the last `wake_at` has passed."""
         record = TimedOut(now)
         effects = self._peer.time_out(record)
-        # A timer that came to nothing is nothing to repeat.
+        # A timer without effect need not be repeated.
         return self._journaled(effects, record) if effects.frames or effects.finished is not None else effects
 
     def announce(self, change: Change, now: float) -> Effects:

@@ -80,7 +80,7 @@ class DurablePair:
     ) -> PeerRecovery:
         """Go back to where this peer was: load the newest whole checkpoint and repeat the calls after it.
 
-        `on_load` is told of the values of the checkpoint (empty without one), before any step is repeated. Raises
+        `on_load` is called with the values of the checkpoint (empty without one), before any step is repeated. Raises
         StateError if the state belongs to another peer or run, is damaged beyond what its copies can mend, or gives
         other bits than before.
         """

@@ -214,7 +214,7 @@ class Links:
     def restore(self, state: LinksState) -> None:
         """Restore a result of `state`. Raises LocalProtocolError if it cannot be that."""
         with self._lock:
-            # A peer that joins may have heard of members from one of whose joining it had not heard yet.
+            # A joining peer may have heard of members from a peer of whose own join it had not heard yet.
             for peer in sorted({*state.received, *state.out} - {*self.out, self._me}):
                 self._restart(peer)
             for peer in self.out:
@@ -233,5 +233,5 @@ class Links:
         known = min(upto, self.out[peer].next_seq - 1)
         if known > self.out[peer].acknowledged:
             self.out[peer].acknowledge(known)
-            # Not needed to be right, but to keep no more after a restart than before.
+            # Not needed for correctness, but to keep no more after a restart than before.
             self._new_receipts[peer] = known

@@ -147,7 +147,7 @@ def _check_grounds(known: PeerMembership, change: Change) -> None:
         return
     t, lead = known.session.round, known.longest_lead
     if not change.is_certain and not known.is_joining:
-        # A peer that joins waits in the round from which it counts, which the others have yet to come to.
+        # A joining peer waits at the round from which it counts, which the others have yet to reach.
         joins = known.views.membership.applied_after(t - lead - 1)
         is_new = any((each.kind, each.subject) == (ChangeKind.JOIN, known.peer) for each in joins)
         before = t - 3 * lead - 3 if is_new else t
@@ -165,7 +165,7 @@ def check_own_loss(known: PeerMembership, frame: bytes) -> None:
     if not change.is_certain and any(
         decode_vote(vote).round + 6 * known.longest_lead + 6 < known.session.round for vote in change.votes
     ):
-        # Without the others it could not have come so far: it was back, and those votes came to nothing.
+        # Without the others it could not have come this far: it was back, and those votes had no effect.
         raise SecurityError("this peer has gone on with the others since those votes")
 
 

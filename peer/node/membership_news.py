@@ -68,7 +68,7 @@ class MembershipNews:
         )
 
     def _is_excess(self, change: Change) -> bool:
-        """Whether too many changes of this issuer about this subject were told to believe another."""
+        """Whether a change was told already, or too many of its issuer about its subject were to believe another."""
         who = (change.kind, change.subject, change.issuer)
         told = [*self._known.changes, *(each for each, _ in self._unconfirmed)]
         return change in told or sum((each.kind, each.subject, each.issuer) == who for each in told) >= MOST_VERSIONS

@@ -99,7 +99,7 @@ def _planned_members(known: PeerMembership, membership: Membership, kind: Change
     if kind is ChangeKind.JOIN and known.peer not in later:
         raise ConfigError("this peer is about to leave and sponsors nobody; ask another one")
     if kind is ChangeKind.JOIN and known.peer not in now:
-        # It waits in a round that the members have yet to come to, and may never begin.
+        # It waits in a round that the members have yet to reach, and may never begin.
         raise ConfigError("this peer is about to join itself and sponsors nobody yet; ask another one")
     return planned
 

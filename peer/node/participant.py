@@ -363,7 +363,7 @@ class Participant:
 
     def lose(self, peer: int, unreceived: Sequence[bytes], now: float) -> Effects:
         """Go on without a peer whose loss `learn` noted; `unreceived` are the own frames that it does not have for
-        good. The mass of those that it used in a round of which others have heard is gone all the same."""
+        good. The mass of those that it used in a round of which others have heard is nevertheless gone."""
         frames = [frame for frame in unreceived if not membership_codec.is_notice(frame)]
         # From the journaled bytes rather than from messages that were kept: after a restart there are no others.
         if not self.algorithm.spec.push_sum:

@@ -21,7 +21,7 @@ class RepairBudget:
     def __init__(self) -> None:
         self._answered: dict[int, tuple[int, ...]] = {}
         self._reconnected: set[int] = set()
-        """Neighbours that may repeat their requests once: the answer may have been on its way."""
+        """Neighbours that may repeat a request once: the answer may have been on its way."""
         self._again = Allowances(**_AGAIN)
 
     def connected(self, peer: int) -> None:

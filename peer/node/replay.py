@@ -1,4 +1,4 @@
-"""The replay of a journal: a peer repeats its calls, and has to come to the same bits.
+"""The replay of a journal: a peer repeats its calls, and has to reach the same bits.
 
 The journal holds the peer's inputs (a frame, a time, a decision taken by the clock), each followed by checksums of the
 resulting frames and a digest of the state. Everything in between is computed again. If the frames differ from those

@@ -29,7 +29,7 @@ class Statements(Protocol):
         ...
 
     def check(self, topic: str, issuer: int, said: bytes) -> bool:
-        """Return whether it is proven that peer `issuer` said this; if not, it is to be believed all the same. Raises
+        """Return whether it is proven that peer `issuer` said this; if not, it is to be believed nevertheless. Raises
         SecurityError, with the reason, for a statement not to be believed. The answer never changes."""
         ...
 

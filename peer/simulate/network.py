@@ -158,7 +158,7 @@ class Agenda(Generic[Event]):
 
     def pop(self) -> tuple[float, Event]:
         """Take the next event off the agenda; return its time and the event."""
-        # Of the same instant those of the heap first: they were added before time came to it.
+        # At the same instant those of the heap first: they were added before time reached it.
         if self._at_once and not (self._heap and self._heap[0][0] <= self._instant):
             return self._instant, self._at_once.popleft()
         time_s, _, event = heapq.heappop(self._heap)

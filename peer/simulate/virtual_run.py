@@ -37,7 +37,7 @@ from peer.train.threads import use_one_thread
 log = logging.getLogger("sotto")
 
 MODELS_EVALUATED_MAX = 64
-"""Most peers that are evaluated one by one, evenly spread (beside the averaged model)."""
+"""Most peers that are evaluated one by one, evenly spread (besides the averaged model)."""
 
 PROGRESS_EVERY_S = 0.25
 """Seconds between reports of a run's progress."""
@@ -151,7 +151,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         self._built()
 
     def _built(self) -> None:
-        """Prepare a subclass's needs beside the peers, which exist by then."""
+        """Prepare a subclass's needs besides the peers, which exist by then."""
 
     def _prepared(self, setup: RunSetup) -> RunSetup:
         """Return the setup of the peers; a subclass may change it before they are made."""

@@ -3,8 +3,8 @@
 Bit i of a string is bit i mod 8 (counted from the least significant) of byte ⌊i/8⌋; an integer's least significant bit
 comes first. The unused bits of the last byte are zero.
 
-The native kernels and the numpy code return the same bytes. The numpy code works on pieces of `CHUNK` integers, so
-that its 64-bit intermediates stay small beside the message.
+The native kernels and the numpy code return the same bytes. The numpy code works on pieces of `CHUNK` integers, so that
+its 64-bit intermediates stay small compared with the message.
 """
 
 from __future__ import annotations

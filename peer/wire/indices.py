@@ -5,7 +5,7 @@ bits that n − k needs, in a bit string that all layers share. `ENTROPY`: gaps 
 all layers share. `ALL`: nothing, as k = n. The gap of an index is the number of coordinates skipped since the one
 before, so unsorted and repeated indices cannot be expressed.
 
-A bitmap is the Rice code with parameter 0, cut behind its last one. Elias–Fano never wins: with the same parameter its
+A bitmap is the Rice code with parameter 0, cut after its last one. Elias–Fano never wins: with the same parameter its
 low part is as long as that of Rice, and its high part ends at ⌊index/2^r⌋, the sum of all gaps floored once, where
 Rice's ends at the sum of the floored gaps.
 """
@@ -106,7 +106,7 @@ def _choose_codes(
     codes[own], needed = _best_rice(gaps, starts[own], counts[own], sizes[own])
     in_bytes = (needed + 7) // 8
     fixed = counts[own] * _bit_lengths(sizes[own] - counts[own])
-    # Where a Rice code takes a byte of its own, so few bits beside those of other layers are always fewer.
+    # A Rice code takes at least a byte of its own, so up to 8 bits among those of other layers are never more.
     few = (fixed <= 8) | (counts[own] <= MAX_FIXED) & (fixed < 8 * in_bytes)
     codes[own[few]] = FIXED
     return int(in_bytes[~few].sum())

@@ -59,7 +59,7 @@ def encode(
 def decode(reader: Reader, codec: int, width: int, dtype: npt.DTypeLike, sizes: IntegerArray) -> UnsignedArray:
     """Return the integers of all spans one after another, `uint[n]` of `dtype`, all below 2**width.
 
-    `sizes: int64[spans]`. Allocates a few bytes a number beside the result.
+    `sizes: int64[spans]`. Allocates a few bytes a number besides the result.
     """
     count = int(sizes.sum())
     if native.lib is not None:

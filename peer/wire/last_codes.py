@@ -10,7 +10,7 @@ arrived; a receiver that drops or refuses a frame takes none that follows it.
 - The state of a peer between two rounds has the codes that it sent in the last one, and each neighbour's codes in the
   newest message that a round has used: messages that wait for a later round are taken again after them.
 - A round repeated after a power cut gives the same codes if its arithmetic is repeatable. Only then may codes be coded
-  against others, since frames of its first run may have been taken. If the codes of the two ends differ all the same,
+  against others, since frames of its first run may have been taken. If the codes of the two ends differ nevertheless,
   the receiver is wrong about K, and the hash shows it: it is sent K, both raise θ, and as codes of another θ are told
   whole, the two ends agree again a round later. Hashes are therefore needed, too.
 """
