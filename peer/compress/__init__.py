@@ -32,6 +32,7 @@ from peer.compress.payload import (
 )
 from peer.compress.qsgd import Qsgd
 from peer.compress.random_k import RandomK
+from peer.compress.settings import BY_ALGORITHM
 from peer.compress.sign import Sign
 from peer.compress.ternary import Ternary
 from peer.compress.top_k import TopK
@@ -70,6 +71,7 @@ __all__ = [
     "decompress",
     "decompress_layers",
     "descriptions",
+    "options_of",
     "settings_of",
 ]
 
@@ -107,6 +109,11 @@ def build(kind: str, **settings: Any) -> BoundedCompressor:
 def settings_of(kind: str) -> dict[str, bool]:
     """Return the settings of a compressor and whether each is required."""
     return {f.name: f.default is MISSING for f in fields(COMPRESSORS[kind])}
+
+
+def options_of(kind: str) -> tuple[str, ...]:
+    """Return the settings of a compressor that are keys of the section `[compressor]`, by the same names."""
+    return tuple(f.name for f in fields(COMPRESSORS[kind]) if f.metadata != BY_ALGORITHM)
 
 
 def descriptions() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from peer.compress.float_types import own_type
 from peer.compress.levels import code_type, grid_multiples
 from peer.compress.norms import require_finite
 from peer.compress.payload import Dense, FloatArray, Levels
-from peer.compress.settings import require_positive, require_whole
+from peer.compress.settings import BY_ALGORITHM, require_positive, require_whole
 from peer.compress.sources import own_uniforms
 
 
@@ -32,9 +32,9 @@ class Grid:
 
     step: float | None = None
     rounding: Literal["stochastic", "nearest"] = "stochastic"
-    bits: int | None = None
+    bits: int | None = field(default=None, metadata=BY_ALGORITHM)
     """1 to 16, with `range`."""
-    range: float | None = None
+    range: float | None = field(default=None, metadata=BY_ALGORITHM)
 
     def __post_init__(self) -> None:
         if self.rounding not in ("stochastic", "nearest"):

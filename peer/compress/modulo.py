@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -39,7 +39,7 @@ from peer.compress.levels import CodeArray, code_type
 from peer.compress.magnitude import max_magnitude
 from peer.compress.norms import NotFiniteError, not_finite
 from peer.compress.payload import FloatArray, MoreBits, Payload, Residues, Rounding, WholeIntegers
-from peer.compress.settings import require_flag, require_positive, require_whole
+from peer.compress.settings import BY_ALGORITHM, require_flag, require_positive, require_whole
 from peer.compress.sources import shared_uniforms
 from peer.errors import LOWER_RATE, DivergenceError, RemoteProtocolError
 from peer.native import CData, ffi, lib, pointer
@@ -429,9 +429,9 @@ class Modulo:
 
     bits: int
     rounding: Rounding = Rounding.DITHER
-    theta: float | None = None
+    theta: float | None = field(default=None, metadata=BY_ALGORITHM)
     """A constant θ, for callers that give none."""
-    verified: bool = False
+    verified: bool = field(default=False, metadata=BY_ALGORITHM)
     """Carry the hash of K."""
 
     def __post_init__(self) -> None:

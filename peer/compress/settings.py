@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+
+BY_ALGORITHM: Mapping[str, bool] = {"option": False}
+"""Metadata of a setting that the algorithm decides about, so that the section `[compressor]` has no key for it."""
 
 
 def require_whole(name: str, value: object, low: int, high: int) -> None:

@@ -568,10 +568,11 @@ class Config(Section):
         job["training"]["momentum"] = self.momentum_rule
         # Earlier releases had a number in place of the value that depends on `theta`.
         job["algorithm"]["theta_value"] = 2.0 if self.algorithm.theta_value is None else self.algorithm.theta_value
-        for section, key in _LATER_OPTIONS:
+        for section, always in _ALWAYS_COUNTED.items():
             options = getattr(self, section)
-            if getattr(options, key) == type(options).model_fields[key].default:
-                job[section].pop(key)
+            for key, field in type(options).model_fields.items():
+                if key not in always.split() and getattr(options, key) == field.default:
+                    job[section].pop(key, None)
         job["peers"] = [peer.name for peer in self.peers[: self.num_listed]]
         texts = (json.dumps(job[name], sort_keys=True) for name in SHARED_SECTIONS)
         return ".".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
@@ -580,26 +581,20 @@ class Config(Section):
 SHARED_SECTIONS = ("run", "graph", "algorithm", "compressor", "training", "data", "rounds", "evaluation", "peers")
 """The sections that all peers of a run must share, and the names of the peers."""
 
-_LATER_OPTIONS = (
-    ("algorithm", "rank"),
-    ("algorithm", "factor_bits"),
-    ("algorithm", "drift_correction"),
-    ("algorithm", "mixing"),
-    ("algorithm", "attackers"),
-    ("algorithm", "clip_radius"),
-    ("training", "label_adjustment"),
-    ("training", "class_balance"),
-    ("training", "class_balance_follows_rate"),
-    ("compressor", "coding"),
-    ("data", "weight_by_samples"),
-    ("data", "total_samples"),
-    ("data", "class_shares"),
-    ("data", "classes"),
-    ("rounds", "lost_after_s"),
-    ("rounds", "rejoin"),
-)
-"""Shared options that are part of the run digest only where they are set, so that configurations from before they came
-keep theirs."""
+_ALWAYS_COUNTED: Mapping[str, str] = {
+    "run": "name seed rounds",
+    "graph": "kind weights period period_unit degree probability seed",
+    "algorithm": "name averaging_rate whole_below push_weight_guard final_rounds server model_bits model_range theta "
+    "theta_value",
+    "compressor": "kind fraction value_bits value_type bits unbiased step rounding against_last budget_kbytes_per_s",
+    "training": "task task_options precision batch_size local_steps learning_rate schedule warmup_rounds "
+    "step_milestones step_factor momentum beta beta2 mu weight_decay only warm_start",
+    "data": "partition skew alpha labels_per_peer holdout_fraction",
+    "rounds": "late late_after_s deadlines max_skipped_rounds leave_out_after_s abandon_after_s",
+    "evaluation": "every_rounds share_every keep_models",
+}
+"""Shared options that the run digest has always held, by section. Every other one is part of it only where it is set: a
+configuration from before an option came keeps its digest."""
 
 DIGITS_JOB: Mapping[str, Mapping[str, Any]] = {
     "algorithm": {"drift_correction": "auto"},

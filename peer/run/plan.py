@@ -10,7 +10,6 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from peer import compress, gossip
 from peer.compress.bound import BoundedCompressor
@@ -50,24 +49,12 @@ def build_compressor(config: Config) -> BoundedCompressor:
     options, spec = config.compressor, algorithm_spec(config)
     if not spec.compresses:
         return compress.build("none")
-    settings: dict[str, Any] = {}
-    if options.kind in ("top_k", "random_k"):
-        settings = {"fraction": options.fraction}
-        if options.value_bits is not None:
-            settings["value_bits"] = options.value_bits
-        else:
-            settings["value_type"] = options.value_type
-    elif options.kind == "none":
-        settings = {"value_type": options.value_type}
-    elif options.kind in ("qsgd", "modulo"):
-        settings = {"bits": options.bits}
-    elif options.kind == "grid":
-        settings = {"step": options.step}
-    if options.kind in ("qsgd", "random_k"):
-        unbiased = options.unbiased
-        settings["unbiased"] = spec.needs_unbiased if unbiased is None else unbiased
-    if options.kind in ("modulo", "grid") and options.rounding is not None:
-        settings["rounding"] = options.rounding
+    names = compress.options_of(options.kind) if options.kind in compress.COMPRESSORS else ()
+    settings = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if "value_bits" in settings:
+        del settings["value_type"]  # The number type of values that are sent exactly.
+    if "unbiased" in names:
+        settings.setdefault("unbiased", spec.needs_unbiased)
     if options.kind == "modulo":
         settings["verified"] = config.algorithm.theta == "verified"
     try:

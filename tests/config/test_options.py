@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from peer.compress import COMPRESSORS, options_of
 from peer.config import schema
-from peer.config.options import SECTIONS, Config, PeerAddress, check, load
+from peer.config.options import SECTIONS, CompressorOptions, Config, PeerAddress, check, load
 from peer.config.writer import write_resolved
 from peer.errors import ConfigError
 from peer.run.plan import validate_config
@@ -146,11 +148,25 @@ def test_a_device_may_differ_without_changing_the_job(override: str) -> None:
 
 
 def test_options_that_came_later_leave_the_digest_of_older_configurations_as_it_was() -> None:
-    """Recorded before the options in `_LATER_OPTIONS` came."""
+    """Recorded before the options came that `_ALWAYS_COUNTED` lacks."""
     assert Config().run_digest() == (
         "3f516b9ec55dc6a3.aeb4573a60957783.9bd75361edaa3a4c.8b5ac38f21a3b10b.87a1abf61eae3dfd.52f365b43159371e."
         "c8c313980759e62d.34c48fab4cb9f5b3.4f53cda18c2baa0c"
     )
+
+
+def test_an_option_that_is_added_changes_only_the_digest_of_runs_that_set_it() -> None:
+    class Later(CompressorOptions):
+        later: float = 0.5
+
+    assert Config(compressor=Later()).run_digest() == Config().run_digest()
+    assert Config(compressor=Later(later=0.6)).run_digest() != Config().run_digest()
+
+
+@pytest.mark.parametrize("kind", COMPRESSORS)
+def test_every_setting_of_a_compressor_is_a_key_whose_sentence_names_it(kind: str) -> None:
+    for name in options_of(kind):
+        assert re.search(rf"\b{kind}\b", schema.sentence(CompressorOptions, name)), name
 
 
 def test_the_list_of_peers_belongs_to_the_job_but_their_addresses_do_not() -> None:
