@@ -220,6 +220,8 @@ def _newest_common_round(
     config = folders[0].config
     membership, numbering = _membership(folders), Numbering(config.num_listed)
     by_index = {folder.config.peer.index: folder for folder in folders}
+    names = {numbering.device(number): newcomer.name for number, newcomer in membership.newcomers.items()}
+    names |= {index: peer.name for index, peer in enumerate(config.peers)}
     for done in sorted({done for folder in folders for done in folder.checkpoints}, reverse=True):
         # A device that came back is a member under another number. Its earlier state is set aside.
         members = [numbering.device(number) for number in membership.members(done)]
@@ -228,7 +230,7 @@ def _newest_common_round(
                 numbering.device(change.subject): change for change in membership.changes if change.effective <= done
             }
             gone = [
-                f"{config.peers[peer].name if peer < config.num_peers else f'peer {peer}'}, which "
+                f"{names.get(peer, f'peer {peer}')}, which "
                 + ("had left" if change.kind is ChangeKind.LEAVE else "was lost")
                 for peer, change in sorted(ended.items())
                 if peer not in members
@@ -239,7 +241,7 @@ def _newest_common_round(
         if peer in by_index:
             _rounds(by_index[peer])
         else:
-            name = config.peers[peer].name if peer < config.num_peers else f"peer {peer}"
+            name = names.get(peer, f"peer {peer}")
             raise StateError(f"{source}: {name} has no folder here; copy it back, or export one peer with --peer")
     rounds = ", ".join(str(max(by_index[peer].checkpoints)) for peer in last)
     raise StateError(

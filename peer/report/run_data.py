@@ -173,7 +173,7 @@ def _advice(file: Path, error: sqlite3.Error) -> str:
     """Return what helps where SQLite may not write beside a file whose process was killed."""
     refused = getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
     beside = file.with_name(f"{file.name}-wal")
-    if not refused or not beside.exists():
+    if not refused or not beside.exists() or not beside.stat().st_size:
         return ""
     return f"; its last rows are in {beside.name}, which SQLite reads only where it may write: copy the folder there"
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from peer.config.options import Config, PeerAddress, load
 from peer.errors import ConfigError, StateError
 from peer.gossip.incarnations import Numbering
-from peer.gossip.membership import Change, ChangeKind, Membership
+from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer
 from peer.ops.cluster_files import place_peers, write_cluster
 from peer.ops.export import export_model
 from peer.run.setup import RunSetup
@@ -143,6 +143,14 @@ def test_a_device_that_came_back_counts_under_its_index(three: Path, tmp_path: P
     shutil.rmtree(three / "peers" / "peer-2")
     with pytest.raises(StateError, match="cleo has no folder here"):
         export_model(three, tmp_path / "m.safetensors", force=True)
+
+
+def test_a_newcomer_in_nobodys_list_is_missed_by_its_name(three: Path, tmp_path: Path) -> None:
+    joined = Change(ChangeKind.JOIN, 3, 0, 30, newcomer=Newcomer("dora", None, None, b""))
+    for peer in range(3):
+        save(three, peer, 40, np.ones(size(), dtype=np.float32), 1.0, [joined])
+    with pytest.raises(StateError, match="dora has no folder here"):
+        export_model(three, tmp_path / "m.safetensors")
 
 
 def test_before_a_loss_its_peer_counts(three: Path, tmp_path: Path) -> None:
