@@ -103,8 +103,7 @@ def gradient_of_value(gradient: Gradient, kept: Attended, keys: Keys) -> Gradien
 
 
 def gradient_of_scores(gradient: Gradient, kept: Attended, keys: Keys) -> Gradient:
-    """Return the gradient of the softmax's argument, bfloat16[b, h, n, n], for that of the mixed values, bfloat16[b ·
-    n, d].
+    """Return the gradient of the softmax's argument, bfloat16[b, h, n, n], for the mixed values', bfloat16[b · n, d].
 
     It may lie in scratch memory: good until the next product.
     """

@@ -204,7 +204,7 @@ class _Product:
         wanted: bool,
         added: torch.Tensor | None = None,
     ) -> Gradient | None:
-        """Count the weight's gradient, and return the sum of x's and `added`: [b, c, h, w], for `gradient` of [b, h, w,
+        """Count the weight's gradient, and return x's plus `added`: [b, c, h, w], for `gradient` of [b, h, w,
         outputs]."""
         if weight.requires_grad:
             tape.add_gradient(
