@@ -469,8 +469,10 @@ class Modulo:
     def compress_all(
         self, v: FloatArray, layout: Layout, draws: Draws, thetas: npt.NDArray[np.float64] | None = None
     ) -> Columns | None:
-        """Return the results of `compress` for all layers, at once if that is faster, or None. `thetas:
-        float64[layers]`; None takes the setting."""
+        """Return the results of `compress` for all layers, at once if that is faster, or None.
+
+        `thetas: float64[layers]`; None takes the setting.
+        """
         if thetas is None and self.theta is not None:
             thetas = np.full(layout.num_layers, self.theta)
         # In verified mode all of K is held, for its hashes.
