@@ -1,1 +1,1 @@
-"""Experiments: studies and races against rivals, sweeps, and what predicts from them."""
+"""Experiments: studies and races against rivals, sweeps, and predictions from them."""

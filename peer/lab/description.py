@@ -1,4 +1,4 @@
-"""Files of TOML that describe a grid: frozen tables that refuse what they do not know, and errors that name the key."""
+"""TOML files that describe a grid: frozen tables that refuse unknown keys, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Described = TypeVar("Described", bound=Table)
 
 
 def read_description(kind: type[Described], path: Path) -> Described:
-    """Return what a file describes. Raises ConfigError that names what is wrong."""
+    """Return the content of a file. Raises ConfigError that names the fault."""
     file = str(path)
     try:
         return kind.model_validate(parse_toml(path.read_text(encoding="utf-8-sig")))

@@ -1,6 +1,6 @@
-"""A grid of cells, each of which is computed once and kept: which are missing, run them, share them out, merge them.
+"""A grid of cells, each of which is computed once and kept: it finds, runs, shares out and merges them.
 
-What a cell is and what its row holds is up to whoever has the grid: a run of real peers on a link, the curve of a
+The owner of a grid decides the meaning of a cell and of its row: a run of real peers on a link, the curve of a
 contender, a simulated run. A cell that has a row is not computed again, so every grid can be interrupted and resumed.
 """
 
@@ -55,7 +55,7 @@ class Grid(ABC, Generic[C, R]):
         tell: Callable[[C, R], str],
         say: Callable[[C, str], None],
     ) -> int:
-        """Keep the rows as they come; `say` what became of each cell, as `tell` puts it. Return how many failed."""
+        """Keep the rows as they come, and `say` each outcome in the words of `tell`. Return how many failed."""
         failed = 0
         for cell, outcome in outcomes:
             if isinstance(outcome, SottoError):
@@ -70,7 +70,7 @@ class Grid(ABC, Generic[C, R]):
 def one_by_one(
     cells: Sequence[C], begin: Callable[[int, C], None], measure: Callable[[C], R]
 ) -> Iterator[tuple[C, R | SottoError]]:
-    """Measure one cell after the other in this process, each once the row before is kept; `begin` hears of it first,
+    """Measure one cell after the other in this process, each after the row before is kept. `begin` is called first,
     with its position."""
     for position, cell in enumerate(cells):
         begin(position, cell)
@@ -112,7 +112,7 @@ class Files(Grid[C, F]):
     """A grid with a file for each row. Several processes may work on one folder."""
 
     def __init__(self, cells: Iterable[C], folder: Path, kind: type[F], name: Callable[[C], str]) -> None:
-        """`name` is that of a cell's file, without its ending: a cell that means something else has another."""
+        """`name` gives the name of a cell's file, without its ending; a cell of another meaning has another name."""
         super().__init__(cells)
         self.folder, self._kind, self._name = folder, kind, name
 

@@ -1,13 +1,13 @@
 """Runs in which few of very many peers take part in each round, and peers come and go.
 
-A round is begun with peers that are drawn among those that are there. They train, send and mix like the members of any
-run, with the same objects; the others do nothing, and keep model, push-sum weight and error memory as they are. So Σx
-and Σu over all peers are conserved. A peer that has begun a round completes it: absence counts between rounds. The next
-round begins when all that were drawn have ended theirs.
+Each round draws its members among the peers that are present. They train, send and mix like the members of any run,
+with the same objects; the others do nothing, and keep model, push-sum weight and error memory as they are. Σx and Σu
+over all peers are therefore conserved. A peer that has begun a round completes it: absence counts between rounds. The
+next round begins when all members have ended theirs.
 
-With `hand_over`, those that were drawn give x and u to those of the next round, and keep a copy of their model that
-counts nowhere. So as many models as peers are drawn travel from peer to peer and are trained in every round, which is
-what a server comes to that sends its newest model to all that it draws. Σx and Σu over the holders are conserved.
+With `hand_over`, the members of a round give x and u to those of the next, and keep a copy of their model that counts
+nowhere. In every round, as many models as peers are drawn travel from peer to peer and are trained: as many as with a
+server that sends its newest model to all peers that it draws. Σx and Σu over the holders are conserved.
 
 Only the simulator can do this: real peers have no way to agree on who is drawn.
 """
@@ -46,12 +46,12 @@ from peer.simulate.virtual_run import StepDone
 from peer.wire.message import Message, MessageKind
 
 _DRAWN, _AWAY, _FETCHED = 0, 1, 2
-"""Layers of the random numbers: who is drawn, when peers come and go, and who fetches from whom."""
+"""Layers of the random numbers: the draw, the absences, and the fetches."""
 
 
 @dataclass(frozen=True)
 class Availability:
-    """When peers are away. A peer that is not named is always there.
+    """Absences of peers. A peer that is not named is always present.
 
     As a file, CSV with the columns `peer`, `from_s` and `until_s`, a row for each time away, in seconds of the virtual
     clock.
@@ -113,8 +113,8 @@ def churn(num_peers: int, length_s: float, *, leaving_per_hour: float, mean_away
 
 
 class DrawnSchedule(Schedule):
-    """The matrix of the round under way: those that were drawn send half of their mass to another one, 1, 2, 4, …
-    places further among them, by the round; all others keep everything."""
+    """The matrix of the round under way: drawn peers send half of their mass to another one, 1, 2, 4, … places further
+    among them, by the round; all others keep everything."""
 
     def __init__(self, num_peers: int) -> None:
         alone = np.arange(num_peers)
@@ -180,8 +180,8 @@ class ParticipationSimulator(Simulator):
         step_s: float = 0.0,
         hand_over: bool = False,
     ) -> None:
-        """`fraction`: of all peers; fewer take part while fewer are there. Raises ConfigError for an algorithm whose
-        peers need lasting neighbours, and with `hand_over` for one that keeps more than x and u."""
+        """`fraction` is that of all peers; fewer take part while fewer are present. Raises ConfigError for an algorithm
+        whose peers need lasting neighbours, and with `hand_over` for one that keeps more than x and u."""
         spec = algorithm_spec(config)
         if not spec.push_sum or spec.memory is Memory.REPLICAS or config.rounds.late != "wait":
             raise ConfigError(
@@ -199,9 +199,9 @@ class ParticipationSimulator(Simulator):
         self._under_way = 0
         self._hand_over = hand_over
         self.holders: Sequence[int] = range(num_peers)
-        """Whose x and u count: everybody, or with `hand_over` those of the round under way or just over."""
+        """Peers whose x and u count: all, or with `hand_over` those of the round under way or just over."""
         self.times_drawn = np.zeros(num_peers, np.int64)
-        """In how many rounds each peer took part: int64[peers]."""
+        """Rounds in which each peer took part: int64[peers]."""
         # Anybody may be drawn with anybody; what a peer may send in a round is judged by the matrix of that round.
         everybody = frozenset(range(num_peers))
         for participant in self.participants:
@@ -283,7 +283,7 @@ class ParticipationSimulator(Simulator):
 
     @property
     def frame_bytes(self) -> int:
-        """What all peers have sent so far."""
+        """Bytes that all peers have sent so far."""
         return sum(total.frame_bytes for total in self._totals)
 
     def models(self) -> Iterable[npt.NDArray[np.float32]]:

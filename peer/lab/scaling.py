@@ -1,9 +1,9 @@
-"""How many rounds a run needs with more peers than can be simulated: a power of the time in which its graph mixes.
+"""Number of rounds that a run needs with more peers than can be simulated: a power of the mixing time of its graph.
 
 Rounds to a target are counted in simulations of several sizes. Theory bounds them by a sum of terms with 1 / (spectral
 gap) (Koloskova et al., 2020), which for slow graphs is far from what happens: peers learn from near neighbours long
-before the whole graph agrees. So the exponent is fitted, not assumed, and every extrapolation comes with how wrong the
-same one is about sizes that were simulated.
+before the whole graph agrees. The exponent is therefore fitted, not assumed, and every extrapolation comes with the
+error of the same one on simulated sizes.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from peer.simulate import run as simulator
 from peer.state.metrics import EvaluationRecord, MetricsStore
 
 LEAST_SIZES = 2
-"""So many sizes are needed to fit a power law."""
+"""Least number of sizes to which a power law is fitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """One size that was simulated."""
+    """One simulated size."""
 
     num_peers: int
     mixing_rounds: float
     rounds: float
-    """To the target."""
+    """Rounds to the target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class PowerLaw:
 
 
 def mixing_rounds(schedule: Schedule) -> float:
-    """Return in how many rounds disagreement falls by a factor e: 1 / (spectral gap), and a cycle at least. A one-peer
+    """Return the rounds in which disagreement falls by a factor e: 1 / (spectral gap), and a cycle at least. A one-peer
     graph of a power of 2 of peers averages exactly in a cycle, which makes its gap 1, but needs all rounds of it."""
     gap = schedule.spectral_gap
     return max(float(schedule.cycle_rounds), 1.0 / gap if gap > 0 else math.inf)
@@ -68,8 +68,8 @@ def fit(points: Sequence[Simulated]) -> PowerLaw:
 
 
 def errors_beyond(points: Sequence[Simulated]) -> dict[int, float]:
-    """Return, by number of peers, the relative error of the law that is fitted to all smaller sizes, where there are
-    enough; positive where it says too many rounds."""
+    """Return, by number of peers, the relative error of the law fitted to all smaller sizes, where there are enough;
+    positive where it predicts too many rounds."""
     ordered = sorted(points, key=lambda point: point.num_peers)
     return {
         point.num_peers: fit(ordered[:number]).rounds(point.mixing_rounds) / point.rounds - 1.0
@@ -79,8 +79,8 @@ def errors_beyond(points: Sequence[Simulated]) -> dict[int, float]:
 
 
 def rounds_to(config: Config, num_peers: int, accuracy: float) -> float | None:
-    """Return after how many rounds the accuracy of a peer, mean over those that are evaluated, first is `accuracy`,
-    linear between evaluations; None if it never is. Raises SottoError."""
+    """Return the number of rounds until the mean accuracy of the evaluated peers first is `accuracy`, linear between
+    evaluations; None if it never is. Raises SottoError."""
     stop = threading.Event()
     with tempfile.TemporaryDirectory(prefix="sotto-scaling-") as name:
         directory = Path(name)

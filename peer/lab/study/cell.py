@@ -46,7 +46,7 @@ class CellResult:
     interface_bytes: float
     """Bytes that leave the interface of one peer in a round, headers included; mean over all rounds."""
     goodput_kbit: float
-    """Of the link between devices 0 and 1, measured before the peers start."""
+    """Goodput of the link between devices 0 and 1, measured before the peers start."""
     round_trip_ms: float
     asked_kbit: float
     asked_round_trip_ms: float

@@ -1,4 +1,4 @@
-"""Which state of this program a figure was measured with."""
+"""The state of this program with which a figure was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a study: measures the cells that are missing, computes what belongs to them, writes the report.
+"""The folder of a study: measures missing cells, computes their other figures, writes the report.
 
 Every cell is a run of real peers in network namespaces whose links have the rate and latency of a profile; requested
 and measured figures of the link are both kept. A cell whose file exists is not measured again, so a study can be
@@ -47,7 +47,7 @@ class StudyFolder:
     """A study and the folder that keeps its results."""
 
     def __init__(self, study: Study, folder: Path, packages: Path | None = None, data: Path | None = None) -> None:
-        """`packages`: folder of Python packages for rivals alone (pip install --target). `data`: that of a race."""
+        """`packages`: folder of Python packages for rivals alone (pip install --target). `data`: the data of a race."""
         self.study, self._folder, self._packages = study, folder, packages
         self.race = RaceFolder(study, folder, data)
         self._predictions: dict[tuple[str, str, int], float] = {}
@@ -102,7 +102,7 @@ class StudyFolder:
         return sum(cells.merge(folder / "cells") + curves.merge(folder / "curves") for folder in folders)
 
     def prediction(self, contender: Contender, profile: str) -> tuple[float | None, int]:
-        """Return the prediction of the simulator (None for a rival), and how many rounds the cell will have."""
+        """Return the prediction of the simulator (None for a rival), and the number of rounds of the cell."""
         study = self.study
         found = self.scaled(contender, profile, study.peers)
         round_s = found if found is not None else self._rival_round_s(contender, profile)
@@ -172,8 +172,8 @@ class StudyFolder:
     def _row(self, contender: Contender, measured: Cell) -> Row:
         """Return a cell with its prediction: the measured round without limits, plus what the simulator adds for links.
 
-        The simulator knows the stated step but not the processor. What the peers compute on this machine is in the cell
-        without limits.
+        The simulator knows the stated step but not the processor. The cell without limits contains the work of the
+        peers on this machine.
         """
         rounds = self.rounds_to_target(contender)
         found, _ = self.prediction(contender, measured.profile)
@@ -206,7 +206,7 @@ class StudyFolder:
         return cell.run_cell(config, study.peers, find(profile), limit_s=limit_s)
 
     def _expected_s(self, contender: Contender, profile: str, seed: int) -> float:
-        """Return about how long a cell takes once its processes run."""
+        """Return the approximate duration of a cell from the start of its processes on."""
         prediction, rounds = self.prediction(contender, profile)
         if prediction is not None:
             return rounds * prediction
@@ -215,13 +215,13 @@ class StudyFolder:
         return rounds * self._rival_round_s(contender, profile) + settle_s
 
     def _rival_round_s(self, contender: Contender, profile: str) -> float:
-        """Return about how long a round of a rival takes: the step, and sending over the upload."""
+        """Return the approximate duration of a rival's round: the step, and sending over the upload."""
         rival = self.study.rival(contender)
         step_s = self.study.step_s * self.study.steps_per_round(contender)
         return step_s + (rival.sent_models * self._model_s(profile) if rival else 0.0)
 
     def _model_s(self, profile: str) -> float:
-        """Return how long a float32 model takes over the upload."""
+        """Return the duration of sending a float32 model over the upload."""
         rate = find(profile).up_kbit
         return sum(map(math.prod, self._rival_shapes)) * 32 / 1000 / rate if rate else 0.0
 

@@ -1,6 +1,6 @@
-"""Whether the machine was idle during a measurement: how many processors other work kept busy.
+"""Idleness of the machine during a measurement: the number of processors that other work kept busy.
 
-The load average does not show that: it includes the peers of the measurement, and whatever ran a minute ago.
+The load average does not show that: it includes the peers of the measurement, and anything that ran a minute ago.
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ FILES = Path(__file__).with_name("files")
 
 
 class Contender(description.Contender):
-    """One algorithm with its compressor and graph, or a program of somebody else: then the options are those of the job
-    of ours that stands for it where the rounds to the target are counted."""
+    """One algorithm with its compressor and graph, or a program of somebody else. The options of a rival are those of
+    our job that stands for it where rounds to the target are counted."""
 
     rival: str | None = None
     """Name of the program that runs instead (see `Rival`); None: one of our algorithms."""
     settings: Mapping[str, float | str] = Field(default_factory=dict)
-    """What the program of a rival is told beside its name (`peer.lab.study.rivals.methods`)."""
+    """Settings for the program of a rival (`peer.lab.study.rivals.methods`)."""
     training: tuple[str, ...] = ()
     """Overrides of the real job of a race."""
     seeds: tuple[int, ...] = ()
@@ -44,11 +44,11 @@ class Rival(Table):
     program: Path
     """A Python program as `peer.lab.study.rivals.worker` describes it; a relative path starts at the study file."""
     sent_models: float
-    """About how many float32 models one worker sends in a round."""
+    """Float32 models that one worker sends in a round, approximately."""
     settle_rounds: int = 1
-    """How many rounds are left out at the start. DDP rearranges its buckets after the first."""
+    """Rounds left out at the start. DDP rearranges its buckets after the first."""
     settle_models: float = 5.0
-    """About how many float32 models one worker sends in them. DDP first broadcasts the model of worker 0."""
+    """Float32 models that one worker sends in them, approximately. DDP first broadcasts the model of worker 0."""
 
 
 _TORCH = Path(rivals.__file__).with_name("torch_program.py")
@@ -61,11 +61,11 @@ RIVALS: Mapping[str, Rival] = {
     "local-sgd": Rival(program=_TORCH, sent_models=1.75),
     "diloco": Rival(program=_TORCH, sent_models=1.75),
 }
-"""What needs nothing but torch: DDP over gloo with its communication hooks, D-PSGD over gloo, and averages of models
-every few steps, which count as one round.
+"""Programs that need nothing but torch: DDP over gloo with its communication hooks, D-PSGD over gloo, and averages of
+models every few steps, which count as one round.
 
-Gradients of DDP are averages over all workers, which is what `allreduce` of ours computes. Studies count the rounds to
-a target with it, for the lossy hooks as well, which favours them.
+Gradients of DDP are averages over all workers, as our `allreduce` computes them. Studies count the rounds to a target
+with it, for the lossy hooks as well, which favours them.
 """
 
 
@@ -75,14 +75,14 @@ class Target(Table):
     job: tuple[str, ...] = ()
     """Overrides on top of the contender's."""
     accuracy: float = 0.0
-    """Of the averaged model."""
+    """Accuracy of the averaged model."""
 
 
 class Race(Table):
     """Training on real data: accuracy by step of every contender, beside the seconds of its cells."""
 
     job: tuple[str, ...]
-    """Overrides on top of the contender's: data, model, learning rates. What follows here, they need not say."""
+    """Overrides on top of the contender's: data, model, learning rates. The fields below need none."""
     steps: int = Field(ge=1)
     """Gradient steps of a peer."""
     warmup_steps: int = Field(ge=0)
@@ -101,7 +101,7 @@ class Study(Table):
     title: str
     peers: int = Field(ge=2)
     step_s: float
-    """How long a local step is made to last: here all trainers share one machine."""
+    """Duration to which a local step is stretched: all trainers share one machine."""
     seeds: tuple[int, ...] = Field(min_length=1)
     profiles: tuple[str, ...]
     contenders: tuple[Contender, ...]
@@ -130,7 +130,7 @@ class Study(Table):
         return found.model_copy(update={"sent_models": found.sent_models * size})
 
     def steps_per_round(self, contender: Contender) -> int:
-        """Return how many local steps a contender takes for each time that it communicates. Raises ConfigError."""
+        """Return the local steps of a contender per communication. Raises ConfigError."""
         if contender.rival is not None:
             return steps_per_round(contender.settings)
         return load(environment={}, overrides=[*self.job, *contender.options]).training.local_steps
@@ -138,7 +138,7 @@ class Study(Table):
     def cells(self, only: Sequence[str] = ()) -> Iterator[tuple[Contender, str, int]]:
         """Yield all (contender, profile, seed), the fast profiles first, as the file orders them.
 
-        `only` names contenders, profiles or both; of a kind that it names none of, all are meant. Raises ConfigError.
+        `only` names contenders, profiles or both; a kind of which it names none is meant whole. Raises ConfigError.
         """
         names = [contender.name for contender in self.contenders]
         for name in only:
@@ -207,7 +207,7 @@ def find_study(name: str) -> Path:
 
 
 def read_plan(path: Path) -> Study:
-    """Return the study that a file describes. Raises ConfigError that names what is wrong."""
+    """Return the study that a file describes. Raises ConfigError that names the fault."""
     file = str(path)
     study = read_description(Study, path)
     names = [each.name for each in study.contenders]

@@ -1,4 +1,4 @@
-"""Predictions of the simulator: how long a round takes on a link profile, and how many rounds reach a target.
+"""Predictions of the simulator: the duration of a round on a link profile, and the rounds to a target.
 
 The simulator sends the same bytes as the peers, over interfaces with the same rates and latency. It knows the stated
 duration of a local step but not the processor: a round of real peers takes longer by the work of codec and sockets.
@@ -25,13 +25,13 @@ from peer.simulate.network import LinkModel, VirtualNetwork
 from peer.state.metrics import MetricsStore
 
 ETHERNET_SEGMENT_HEADER_BYTES = 66
-"""Ethernet, IPv4 and TCP with time stamps."""
+"""Headers of Ethernet, IPv4 and TCP with time stamps."""
 _WEIGHED_ROUNDS = 3
-"""How many of the last rounds the size of a message is taken from."""
+"""Number of last rounds from which the size of a message is taken."""
 
 
 def link_model(profile: Profile) -> LinkModel:
-    """Return the virtual link of a profile; what it loses is not simulated."""
+    """Return the virtual link of a profile; losses are not simulated."""
     return LinkModel(
         up_kbit_s=profile.up_kbit or None,
         down_kbit_s=profile.down_kbit or None,
@@ -52,18 +52,18 @@ def simulated(config: Config, num_peers: int, **options: Any) -> Iterator[Metric
 
 @dataclass(frozen=True)
 class Weight:
-    """What a round is once all that follow are like it."""
+    """The cost of a round in the steady state."""
 
     frame_bytes: float
-    """What goes over one link; 0 where nothing does."""
+    """Mean bytes of a message over one link; 0 where there is none."""
     gossip_s: float
-    """What this processor takes of one peer: algorithm, compression, coding, decoding; the least of the rounds."""
+    """Time of one peer on this processor: algorithm, compression, coding, decoding; the least of the rounds."""
 
 
 def weigh(config: Config, num_peers: int, *, rounds: int = 6) -> Weight:
-    """Return what messages weigh, from the last of some simulated rounds. Raises SottoError.
+    """Return the cost of the last of some simulated rounds. Raises SottoError.
 
-    The first messages are not like those that follow: some algorithms send the whole model in them, and modulo codes
+    The first messages differ from those that follow: some algorithms send the whole model in them, and modulo codes
     have no reference codes yet.
     """
     short = config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})
@@ -78,10 +78,10 @@ def weigh(config: Config, num_peers: int, *, rounds: int = 6) -> Weight:
 def predict(
     config: Config, num_peers: int, profile: Profile, step_s: float, link_bytes: float, *, rounds: int = 4
 ) -> float:
-    """Return how many seconds a round takes when `link_bytes` go over each link of the graph, without training anybody.
+    """Return the seconds of a round in which `link_bytes` go over each link of the graph, without training anybody.
 
-    It is what the simulator says of a synchronous algorithm: a message weighs the same whatever the links and the
-    number of peers, only who sends to whom changes, and the queues. Raises SottoError.
+    The simulator gives the same for a synchronous algorithm: links and the number of peers do not change the size of a
+    message, only the receivers and the queues. Raises SottoError.
     """
     setup = RunSetup.open(config, Path(), num_peers)
     return round_seconds(
@@ -105,10 +105,10 @@ def round_seconds(
     exchanges: int = 1,
     rounds: int = 4,
 ) -> float:
-    """Return how many seconds a round takes when `link_bytes` go over each link of a graph.
+    """Return the seconds of a round in which `link_bytes` go over each link of a graph.
 
-    With `to_all` a peer sends in every round to all that it has an edge to in any: whoever keeps a replica needs each
-    difference. Each of the `exchanges` of a round sends as much, once that before it is complete.
+    With `to_all` a peer sends in every round to all peers to which it has an edge in any: the keeper of a replica needs
+    each difference. Each of the `exchanges` of a round sends as much, after the one before is complete.
     """
     num_peers = schedule.num_peers
     network = VirtualNetwork(links)
@@ -127,9 +127,9 @@ def round_seconds(
 
 
 def rounds_to_target(config: Config, num_peers: int, accuracy: float) -> int | None:
-    """Return after how many rounds the averaged model first reaches an accuracy; None if it does not.
+    """Return the number of rounds until the averaged model first reaches an accuracy; None if it does not.
 
-    It is looked at when the configuration evaluates. Raises SottoError, DivergenceError if the run diverges.
+    It is judged at the evaluations of the configuration. Raises SottoError, DivergenceError if the run diverges.
     """
     stop = threading.Event()
 

@@ -1,7 +1,7 @@
 """One curve of a race: a contender trains on real data, and its accuracy by gradient step.
 
-Ours are simulated, which gives the models of real peers; rivals run their own code in processes of their own
-(`rivals.training`). Neither knows links: what a step takes on them, cells measure.
+Our contenders are simulated, which gives the models of real peers; rivals run their own code in processes of their own
+(`rivals.training`). Neither knows links: cells measure the duration of a step on them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Point:
     worst: float
     """Accuracy of the worst peer."""
     averaged: float
-    """Of the averaged model; the same where all peers hold one model."""
+    """Accuracy of the averaged model; the same where all peers hold one model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +56,19 @@ class Curve(FileRow):
     seed: int
     commit: str
     seconds: float
-    """How long the training took on this machine."""
+    """Duration of the training on this machine."""
     payload_bytes: float | None
     """Compressed numbers that one peer sends for each step, on average; None for a rival, which does not count them."""
     points: tuple[Point, ...]
 
     def steps_to(self, accuracy: float) -> float | None:
-        """Return after how many steps the worst peer is that accurate, linear between evaluations; None if never."""
+        """Return the steps after which the worst peer is that accurate, linear between evaluations; None if never."""
         return first_at(accuracy, [(point.steps, point.worst) for point in self.points])
 
 
 def first_at(accuracy: float, points: Iterable[tuple[int, float]]) -> float | None:
-    """Return where a curve of (steps or rounds, accuracy) from (0, 0) on first is at an accuracy, linear between its
-    points; None if it never is."""
+    """Return the first place where a curve of (steps or rounds, accuracy) from (0, 0) on is at an accuracy, linear
+    between its points; None if it never is."""
     for (start, before), (end, after) in itertools.pairwise([(0, 0.0), *points]):
         if after >= accuracy:
             return start + (accuracy - before) / (after - before) * (end - start)
@@ -141,7 +141,7 @@ def _run_program(command: Sequence[str], name: str) -> None:
         try:
             _, said = program.communicate()
         finally:
-            # Interrupted, it leaves workers.
+            # An interrupted program leaves workers.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
     if program.returncode:

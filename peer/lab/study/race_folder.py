@@ -43,12 +43,12 @@ class Finish:
 
     @property
     def seconds_to(self) -> tuple[float | None, ...]:
-        """By target."""
+        """Seconds to each target."""
         return tuple(None if steps is None else steps * self.step_s for steps in self.steps_to)
 
     @property
     def bytes_to(self) -> tuple[float | None, ...]:
-        """Bytes that leave one interface, by target."""
+        """Bytes that leave one interface, to each target."""
         return tuple(None if steps is None else steps * self.interface_bytes for steps in self.steps_to)
 
     def as_json(self) -> dict[str, object]:
@@ -64,7 +64,7 @@ class RaceFolder:
         self._study, self._folder, self._data = study, folder / "curves", data
 
     def curves(self, only: Sequence[str] = ()) -> Files[tuple[Contender, float, int], Curve]:
-        """Return the curves (contender, skew, seed) in the order of the study; of those that `only` names, if any."""
+        """Return the curves (contender, skew, seed) in the order of the study, or only those that `only` names."""
         return Files(self._study.curves(only), self._folder, Curve, lambda c: f"{c[0].name}--{c[1]:g}--{c[2]}")
 
     def trained(self) -> list[Curve]:
@@ -88,7 +88,7 @@ class RaceFolder:
         return grid.run(outcomes, tell, lambda _, text: say(f"    {text}"))
 
     def finishes(self, cells: Sequence[Cell]) -> list[Finish]:
-        """Return what curves and cells say together, by skew and profile, the fastest to the last target first."""
+        """Return the finishes from curves and cells, by skew and profile, the fastest to the last target first."""
         if self._study.race is None:
             return []
         measured = {(cell.contender, cell.profile): cell for cell in cells}
@@ -132,5 +132,5 @@ def _mean_steps(curves: Sequence[Curve], target: float) -> float | None:
 
 
 def _order(finish: Finish) -> tuple[tuple[bool, float], ...]:
-    """Return the order of finish: by the last target, then by those before it; who reaches none comes last."""
+    """Return the order of finish: by the last target, then by those before it; those that reach none come last."""
     return tuple((seconds is None, seconds or 0.0) for seconds in reversed(finish.seconds_to))

@@ -1,4 +1,4 @@
-"""One cell of a rival: its workers in shaped namespaces, from the first round to the last; and what was measured."""
+"""One cell of a rival: the rounds of its workers in shaped namespaces, and the figures measured."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def run_rival(
 ) -> CellResult:
     """Run the workers of a rival in shaped namespaces.
 
-    `name` and `settings` tell the program what to be, where it is several things. `packages` is a folder of Python
-    packages for it alone.
+    `name` and `settings` choose the method where a program has several. `packages` is a folder of Python packages for
+    it alone.
 
     Raises SottoError if one fails or `limit_s` is exceeded.
     """
@@ -94,7 +94,7 @@ def run_rival(
 
 
 def ready_model(name: str) -> torch.nn.Module:
-    """Return a model of the list that needs no more said of it. Raises ConfigError."""
+    """Return a listed model whose size needs no further settings. Raises ConfigError."""
     ready = {model: info.make for model, info in MODELS.items() if info.needs_nothing}
     if name not in ready:
         raise ConfigError("is not a model of known size", key="model", value=name, valid=", ".join(ready))
@@ -117,7 +117,7 @@ def _start(program: Path, orders: Orders, launcher: Sequence[str], packages: Pat
 
 
 def _wait_for_all(name: str, workers: Sequence[subprocess.Popen[bytes]], folder: Path, limit_s: float) -> None:
-    """Return once all workers have ended well. Raises SottoError when the first has not, and after `limit_s`."""
+    """Return once all workers have ended well. Raises SottoError at the first failure, and after `limit_s`."""
     until = time.monotonic() + limit_s
     while True:
         codes = [worker.poll() for worker in workers]

@@ -35,7 +35,7 @@ class Cell(FileRow):
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read what `as_json` says."""
+        """Read the table of `as_json`."""
         own = read_as(dict[str, Any], file, infinite="kept")
         own["result"] = {each.name: own.pop(each.name) for each in fields(CellResult) if each.name in own}
         return as_kind(cls, own, file)

@@ -15,7 +15,7 @@ from peer.report.numbers import MISSING, significant, size
 from peer.report.page import document
 
 LINK_SHARE = 0.6
-"""Where the links take at least this fraction of a round, a prediction outside `TOLERANCE` is marked."""
+"""Least fraction of a round spent on links for which a prediction outside `TOLERANCE` is marked."""
 TOLERANCE = 0.15
 
 _COLUMNS = (
@@ -80,7 +80,7 @@ def _table(study: Study, rows: Sequence[Row], profile: str) -> tuple[list[str], 
 
 
 def _line(row: Row, paper: str) -> list[str]:
-    """Return the cells of a line; a prediction that is off by more than it may be is marked."""
+    """Return the cells of a line; a prediction outside its tolerance is marked."""
     result, share, error = row.cell.result, row.predicted_link_share, row.error
     mark = " !" if error is not None and (share or 0) >= LINK_SHARE and abs(error) > TOLERANCE else ""
     limit = significant(result.asked_kbit) if result.asked_kbit else MISSING

@@ -20,12 +20,12 @@ _FIGURES = (
     "completed_rounds", "averaged_accuracy", "worst_accuracy", "averaged_metrics", "worst_metrics",
     "consensus_distance", "payload_bytes", "frame_bytes", "bits_per_parameter",
 )  # fmt: skip
-"""Of the summary of a run: what depends on the configuration alone, not on the machine."""
+"""Figures of a run's summary that depend on the configuration alone, not on the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell(FileRow):
-    """What became of a cell, and where."""
+    """The outcome of one cell."""
 
     contender: str
     values: dict[str, str | int | float | bool]
@@ -33,12 +33,12 @@ class Cell(FileRow):
     result: dict[str, Any]
     """`ended` and the figures of the summary; the same wherever it is computed."""
     seconds: float
-    """It took so long."""
+    """Duration of the computation."""
 
     indent = None
 
     def difference(self, other: Self) -> str | None:
-        """Name the figures that depend on the machine, where they must not. How long it took may differ."""
+        """Name the figures that depend on the machine, where they must not. The duration may differ."""
         if self.result == other.result:
             return None
         differing = [name for name in other.result if other.result[name] != self.result.get(name)]
@@ -54,8 +54,8 @@ def request(planned: Planned, sweep: Sweep) -> tuple[str, int, bool]:
 
 
 def simulate(overrides: str, num_peers: int, stacked: bool) -> str:
-    """Return as JSON: `result` and `seconds`, or `failed` with a sentence. Relative paths start in the working folder
-    of whoever computes."""
+    """Return JSON: `result` and `seconds`, or `failed` with a sentence. Relative paths start in the working folder of
+    the computing process."""
     started = time.monotonic()
     try:
         result = _result(json.loads(overrides), num_peers, stacked)

@@ -1,7 +1,7 @@
 """The folder of a sweep: computes the cells that are missing, merges shards, and writes tables.
 
-Each cell has a file of its own, written when the cell ends. So a sweep that was interrupted continues with what is
-missing, several processes may work on one folder, and folders that were written elsewhere are merged by copying.
+Each cell has a file of its own, written when the cell ends. An interrupted sweep therefore continues with its missing
+cells, several processes may work on one folder, and folders written elsewhere are merged by copying.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SweepFolder:
         say: Callable[[str], None] = lambda line: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Compute the missing cells of a shard, or those that have begun when it `is_over`; return how many failed."""
+        """Compute the missing cells of a shard; once it `is_over`, only those begun. Return how many failed."""
         missing = self.grid.missing(shard)
         calls = [(planned, request(planned, self.sweep)) for planned in missing]
         started, done = time.monotonic(), itertools.count(1)

@@ -43,7 +43,7 @@ class Planned:
     overrides: tuple[str, ...]
     """The whole configuration, as changes of the defaults."""
     key: str
-    """Of the resolved configuration and the number of peers: a cell that a changed file means otherwise is another."""
+    """Hash of the resolved configuration, the number of peers and `stacked`: another meaning is another cell."""
 
     def describe(self) -> str:
         """Return the cell in a few words."""

@@ -1,15 +1,15 @@
-"""How rivals train: gradients averaged by DistributedDataParallel, or models averaged every few steps.
+"""Training methods of rivals: gradients averaged by DistributedDataParallel, or models averaged every few steps.
 
 The same code is timed with a gradient that costs next to nothing (`torch_program`) and trains on real data
 (`training`). It knows torch and its process group, and nothing else of this package.
 
-| name | what is averaged | by whose code | settings |
+| name | average | code | settings |
 | --- | --- | --- | --- |
-| ddp | gradients | torch | accumulate: gradients of so many steps are summed up first |
+| ddp | gradients | torch | accumulate: number of steps whose gradients are summed up |
 | ddp-fp16 | gradients, in 16 bits | torch | |
 | ddp-powersgd | gradients, as factors | torch | rank; start: the first compressed step |
 | local-sgd | models, every `period` steps | torch; in 8 bits the code below | period, bits |
-| diloco | how far models moved in `period` steps | the code below | period, bits, rate, beta, inner |
+| diloco | movements of models in `period` steps | the code below | period, bits, rate, beta, inner |
 
 DiLoCo is that of Douillard et al. (2023).
 """
@@ -37,12 +37,12 @@ _LEVELS = 127
 _SCALE_BYTES = 4
 
 Loss = Callable[[nn.Module], torch.Tensor]
-"""From the module to train, to be called as the model is, to the mean loss of the next batch."""
+"""Maps the module to train, called as the model is, to the mean loss of the next batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descent:
-    """The gradient steps that all rivals take: SGD with Nesterov momentum, where they are not told otherwise."""
+    """The gradient steps of all rivals: SGD with Nesterov momentum, unless told otherwise."""
 
     beta: float = 0.9
     weight_decay: float = 0.0
@@ -77,7 +77,7 @@ class DistributedGradients:
         if hook == "fp16":
             self._module.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif hook == "powersgd":
-            # By default it starts after 1,000 steps, which is longer than many runs here; less than 2 it does not take.
+            # By default it starts after 1,000 steps, which is longer than many runs here; it takes nothing below 2.
             state = powerSGD_hook.PowerSGDState(
                 process_group=None,
                 matrix_approximation_rank=int(settings.get("rank", 2)),
@@ -130,8 +130,8 @@ class PeriodicAverages:
 
 
 class OuterStep:
-    """Every `period` steps, one step of SGD with Nesterov momentum whose gradient is how far all workers moved, on
-    average; then all go on from there. With a rate of 1 and no momentum, it is local SGD."""
+    """Every `period` steps, one step of SGD with Nesterov momentum whose gradient is the mean movement of all workers;
+    then all go on from there. With a rate of 1 and no momentum, it is local SGD."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], period: int, bits: int, *, rate: float, beta: float) -> None:
         self._parameters, self._period, self._steps = list(parameters), period, 0
@@ -156,7 +156,7 @@ class OuterStep:
 
 
 def eight_bit_mean(values: torch.Tensor) -> torch.Tensor:
-    """Return the mean over all workers of `values: float32[n]`, which differ, as each worker decodes it: the same bits.
+    """Return the mean over all workers of their `values: float32[n]`, decoded to the same bits at each.
 
     A reduce-scatter and a gather, both in 8 bits: each number is the nearest of 255 multiples of the largest of its
     block, divided by 127. The owner of a part adds up in float32, and encodes the mean anew.
@@ -175,7 +175,7 @@ def eight_bit_mean(values: torch.Tensor) -> torch.Tensor:
 
 
 def _encode(values: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of float32[k · BLOCK]: of each block its scale and its codes."""
+    """Return the bytes of float32[k · BLOCK]: the scale and the codes of each block."""
     blocks = values.view(-1, BLOCK)
     scales = blocks.abs().amax(dim=1, keepdim=True) / _LEVELS
     codes = (blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)).round().clamp(-_LEVELS, _LEVELS)

@@ -1,8 +1,7 @@
 """One worker of a method that needs only torch (`methods`), or of D-PSGD on gloo.
 
-The parameters have the shapes of the model and a gradient that costs next to nothing, and the local step is made to
-last as long as it shall: DDP sends what it averages after the backward pass of the last layers, which is where the step
-ends.
+The parameters have the shapes of the model and a gradient that costs next to nothing. The local step is stretched to
+its stated duration: DDP sends after the backward pass of the last layers, where the step ends.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from peer.train.local_step import Trainer
 from peer.train.threads import use_one_thread
 
 _PATIENCE = timedelta(minutes=30)
-"""How long a worker waits for the others: they share a machine that may be busy."""
+"""Longest wait of a worker for the others, which share a machine that may be busy."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What `training` is told, apart from it: whoever gives the orders need not load what carries them out."""
+"""Orders for `training`, apart from it: their sender need not load the program that carries them out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROGRAM = "peer.lab.study.rivals.training"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOrders:
-    """What to train."""
+    """Orders for one training."""
 
     name: str
     settings: dict[str, float | str]
@@ -20,7 +20,7 @@ class TrainingOrders:
     """The configuration, section.key=value. One round is one gradient step."""
     num_workers: int
     folder: str
-    """For the workers to find each other, and for the result."""
+    """Folder in which the workers find each other and leave the result."""
 
     @property
     def result_file(self) -> Path:

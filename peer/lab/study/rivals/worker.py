@@ -1,4 +1,4 @@
-"""What a rival's program uses of this package: its orders, a common start and end of all workers, and the clock.
+"""Parts of this package for the program of a rival: its orders, a common start and end of all workers, and the clock.
 
 A program is started once for each worker, in a namespace of its own, with its orders (JSON) as the only argument. It
 makes a local step last as long as the orders say, and hands `run` a function that does one round:
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 Settings = Mapping[str, float | str]
-"""What a study says of a program beside its name."""
+"""Settings that a study gives to a program."""
 _POLL_S = 0.002
 _UTIME = 11
 """Index of the user time among the fields of /proc/ID/stat after the name; system time follows."""
@@ -43,13 +43,13 @@ class Orders:
     """Shapes of the model's parameters."""
     rounds: int
     step_s: float
-    """How long a local step has to last."""
+    """Duration to which a local step is stretched."""
     settings: dict[str, float | str] = field(default_factory=dict)
-    """What the study says of it beside its name."""
+    """Settings that the study gives to the program."""
 
     @property
     def steps_per_round(self) -> int:
-        """How many local steps a round has."""
+        """Local steps in a round."""
         return steps_per_round(self.settings)
 
     @property
@@ -58,7 +58,7 @@ class Orders:
 
     @property
     def result_file(self) -> Path:
-        """Where the worker's `Result` goes. Standard output would stay open as long as processes that it started."""
+        """File of the worker's `Result`. Standard output would stay open as long as processes that it started."""
         return Path(self.folder, f"{self.rank}.json")
 
     def meet(self, what: str) -> None:
@@ -77,11 +77,11 @@ class Result:
     sent_bytes: list[int]
     """Bytes that its interface had sent by the end of each round."""
     cpu_s: float
-    """Of all its processes, including their start."""
+    """Processor time of all its processes, including their start."""
 
 
 def steps_per_round(settings: Settings) -> int:
-    """Return how many local steps a program with these settings takes for each time that it communicates."""
+    """Return the local steps per communication of a program with these settings."""
     return int(settings.get("period", settings.get("accumulate", 1)))
 
 
@@ -108,7 +108,7 @@ def run(orders: Orders, step: Callable[[], None]) -> NoReturn:
 
 
 def _namespace_cpu_s() -> float:
-    """Return the CPU seconds of all processes in this network namespace: some rivals are several."""
+    """Return the CPU seconds of all processes in this network namespace: some rivals have several."""
     own, ticks = os.stat("/proc/self/ns/net").st_ino, 0
     for process in Path("/proc").glob("[0-9]*"):
         # One that ended meanwhile.
