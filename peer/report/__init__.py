@@ -1,1 +1,1 @@
-"""What people see of a run: live, as tables, as one page. Reads figures that others measured; measures nothing."""
+"""Views of a run for people, from figures that others measured: live, as tables, as one page."""

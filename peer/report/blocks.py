@@ -1,4 +1,4 @@
-"""What pages are built of: values that have been computed and written out, and no word of HTML.
+"""The blocks of pages: values that have been computed and written out, and no word of HTML.
 
 Each class has a macro of its name in `blocks.html`, which lays it out and escapes what it holds.
 """
@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 from peer.report.numbers import count
 
 MOST_ROWS = 200
-"""Rows of one table; what is left out is said below it."""
+"""Most rows of one table; a sentence below it counts the others."""
 
 
 class Block:
@@ -40,11 +40,11 @@ class _Words(Block):
 
 
 class Remark(_Words):
-    """A sentence about what follows it."""
+    """A sentence about the following block."""
 
 
 class Missing(_Words):
-    """A sentence in the place of what is not there."""
+    """A sentence in the place of missing content."""
 
 
 class Heading(_Words):
@@ -71,7 +71,7 @@ class Cards(Block):
     """Figures in large digits."""
 
     cards: Sequence[tuple[str, str, str]]
-    """(what it is, the figure, a note)."""
+    """(name, figure, note)."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Table(Block):
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     label: str
-    """What it is of, for whoever cannot see it."""
+    """Subject of the table, for readers who cannot see it."""
     text_columns: int = 1
 
 
@@ -90,7 +90,7 @@ class Bar:
     """A piece of a bar."""
 
     percent: float
-    """Of the whole width."""
+    """Part of the whole width."""
     style: str | None = None
     """Class of the style sheet."""
     title: str | None = None
@@ -113,9 +113,9 @@ class Bars(Block):
     label: str
     rows: Sequence[BarRow]
     heads: Sequence[str] = ()
-    """Of the names, and of the figures."""
+    """Heads of the column of names and of those of figures."""
     legend: Mapping[str, str] | None = None
-    """What a piece of a bar is → its style."""
+    """Meaning of a piece of a bar → its style."""
 
 
 @dataclass(frozen=True)
@@ -127,18 +127,18 @@ class Charts(Block):
 
 @dataclass(frozen=True)
 class Drawing(Block):
-    """A drawing that came from a file; `drawing.py` says what of it is kept."""
+    """A drawing from a file, as `drawing.py` filters it."""
 
     label: str
     width: float
-    """In points, as the height."""
+    """Width in points; the height too."""
     height: float
     shapes: Element
 
 
 @dataclass(frozen=True)
 class Settings(Block):
-    """A long text that opens when it is asked for."""
+    """A long text that opens on request."""
 
     summary: str
     text: str
@@ -152,5 +152,5 @@ class Definitions(Block):
 
 
 def left_out(total: int) -> list[Block]:
-    """Return how many rows of so many are not shown."""
+    """Return a remark on the number of rows that are not shown, if any."""
     return [Remark(f"{count(total - MOST_ROWS)} more are left out.")] if total > MOST_ROWS else []

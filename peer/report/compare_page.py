@@ -1,4 +1,4 @@
-"""Several runs on one page: results, curves over each other, and what differs in their configurations."""
+"""Several runs on one page: results, curves over each other, and differences of their configurations."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ _Column: TypeAlias = tuple[str, Callable[[Contender], str]]
 
 
 def _rows(found: Sequence[Contender], columns: Sequence[_Column]) -> Rows:
-    # A figure that no run has is no column; nor is the number of seeds where it is always one.
+    # A figure that no run has gets no column, nor does the number of seeds where it is always one.
     kept = [column for column in columns if any(column[1](each) not in (MISSING, "1") for each in found)]
     return ["run", *(head for head, _ in kept)], [[each.name, *(cell(each) for _, cell in kept)] for each in found]
 
@@ -96,7 +96,7 @@ def _milliseconds(value: float) -> str:
 
 
 def target_rows(reached: Target) -> Rows:
-    """Return what it takes each contender until its worst peer has an accuracy that all reach."""
+    """Return the cost to each contender by each measure until its worst peer has the figure that all reach."""
     rows = [
         [name, *(_spread(by_measure[measure], write) for measure, (_, write) in _MEASURES.items())]
         for name, by_measure in reached.reached.items()
@@ -105,7 +105,7 @@ def target_rows(reached: Target) -> Rows:
 
 
 def sentence_about(found: Sequence[Contender]) -> str:
-    """Return how to read the tables."""
+    """Return an explanation of the tables."""
     seeds = " Of several seeds: the mean, and the lowest and highest." if any(len(e.runs) > 1 for e in found) else ""
     simulated = [run.summary is not None and run.summary.simulated for each in found for run in each.runs]
     clocks = " Times of simulations are virtual." if any(simulated) and not all(simulated) else ""
@@ -113,7 +113,7 @@ def sentence_about(found: Sequence[Contender]) -> str:
 
 
 class _Charts:
-    """Knows the width of the terminal only when it is drawn."""
+    """Charts that learn the width of the terminal when they are drawn."""
 
     def __init__(self, found: Sequence[Contender]) -> None:
         self._found = found

@@ -18,9 +18,9 @@ from peer.report.line_chart import Axis, Line
 from peer.report.run_data import RunData, mean
 
 _OWN_KEYS = ("run.name", "run.seed", "evaluation.keep_models")
-"""Settings that say nothing about how a run trains, or that seeds differ in."""
+"""Settings without effect on training, or that differ between seeds."""
 _OWN_SECTIONS = ("peers", "peer", "security", "limits")
-"""Of each device alone."""
+"""Sections of each device alone."""
 
 Curve = list[tuple[int, float]]
 """(completed rounds, value)."""
@@ -57,11 +57,11 @@ class Contender:
 
 @dataclass(frozen=True)
 class Target:
-    """What every contender reaches, and what it takes them."""
+    """A figure that every contender reaches, and its cost to each."""
 
     criterion: Criterion
     value: float
-    """Of the worst peer: the best that all contenders have in all their runs."""
+    """Figure of the worst peer: the best that all contenders have in all their runs."""
     reached: Mapping[str, Mapping[str, Spread | None]]
     """Contender → measure (round, bytes, time) → position at which its worst peer first has it."""
 
@@ -81,7 +81,7 @@ def contenders(runs: Sequence[RunData]) -> list[Contender]:
 
 
 def settings(run: RunData) -> dict[str, str]:
-    """Return how a run was set up, without what is of one device or one seed; empty where that is unknown."""
+    """Return the settings of a run, without those of one device or one seed; empty where they are unknown."""
     try:
         tree = parse_toml(run.config or "")
     except ValueError:
@@ -100,7 +100,7 @@ def differences(found: Sequence[Contender]) -> list[tuple[str, list[str]]]:
 
 
 def criterion_of(found: Sequence[Contender]) -> Criterion:
-    """Return what all contenders are compared by: accuracy, unless their tasks have another figure in common."""
+    """Return the figure that compares all contenders: accuracy, unless their tasks have another in common."""
     own = {run.summary.criterion for each in found for run in each.runs if run.summary is not None}
     return own.pop() if len(own) == 1 else ACCURACY
 
@@ -126,7 +126,7 @@ def target(found: Sequence[Contender]) -> Target | None:
 
 
 def curves(found: Sequence[Contender]) -> list[tuple[str, Callable[[RunData], Curve], Axis]]:
-    """Return (name, curve, vertical axis) of what is drawn: of the worst peer, the averaged model, and the loss."""
+    """Return (name, curve, vertical axis) of each chart: worst peer, averaged model, and loss."""
     criterion = criterion_of(found)
     name, axis = criterion.name[:1].upper() + criterion.name[1:], figure_axis(criterion)
     return [
@@ -152,7 +152,7 @@ def comparison_lines(
         common = sorted(set.intersection(*(set(one) for one in curves)))
         points, band = [], []
         for done in common:
-            # Seeds are compared round by round; where a round lies on the axis is the mean of theirs.
+            # Seeds are compared round by round; the position of a round on the axis is the mean of theirs.
             x, values = mean([one.of_all(done) for one in present]), [one[done] for one in curves]
             points.append((x, mean(values)))
             band.append((x, min(values), max(values)))
@@ -172,11 +172,11 @@ def style(number: int) -> str:
 _MEASURES = ("round", "bytes", "time")
 _COLOURS = 8
 _LOG_FROM = 15.0
-"""Where the longest curve is this many times as long as the shortest, the axis is logarithmic."""
+"""Ratio of the longest curve to the shortest from which on the axis is logarithmic."""
 
 
 def _common_name(runs: Sequence[RunData]) -> str:
-    """Return what the names of some folders begin with; that of the first if that is nothing."""
+    """Return the common beginning of the names of some folders; the first name if there is none."""
     names = [run.directory.resolve().name for run in runs]
     alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     return "".join(letters[0] for letters in alike).rstrip("-_. ") or names[0]
@@ -187,7 +187,7 @@ def _measure(run: RunData, name: str) -> Against | None:
 
 
 def _first_at(run: RunData, criterion: Criterion, wanted: float, measure: str) -> float | None:
-    """Return where a run's worst peer first is as good as wanted."""
+    """Return the position at which a run's worst peer first is as good as wanted."""
     against = _measure(run, measure)
     good = criterion.rank(wanted)
     done = next((done for done, value in worst_figure(run, criterion) if criterion.rank(value) >= good), None)

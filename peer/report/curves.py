@@ -1,4 +1,4 @@
-"""The curves of a report: which figure against which, from the rows of a run."""
+"""The curves of a report, from the rows of a run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LOSS_POINTS = 80
 """Points of a loss curve: single batches are noise, so that more rounds go into each."""
 
 MOST_PEERS = 32
-"""Peers drawn one by one; of more, so many evenly spread ones."""
+"""Most peers drawn one by one; of more, this many evenly spread ones."""
 
 Reading = Callable[[RoundRecord], float | None]
 
 
 @dataclass(frozen=True)
 class Against:
-    """One way to measure how far a run has come."""
+    """One measure of the progress of a run."""
 
     name: str
     axis: Axis
@@ -142,7 +142,7 @@ def loss_charts(data: RunData) -> list[Chart]:
 
 
 def health_charts(data: RunData) -> list[Chart]:
-    """Return the curves that tell whether gossip itself is well."""
+    """Return the curves of the health of gossip itself."""
     rounds = measures(data)[0]
     whole = [(float(record.round), record.consensus_distance) for record in data.consensus]
     consensus = [Line(label="all models", points=thin_out(whole, MOST_POINTS), style="mean")]
@@ -240,7 +240,7 @@ def _mean_and_worst(
 
 
 def _smoothed(data: RunData, reading: Reading, most: int) -> dict[int, list[float]]:
-    """Return completed rounds → what the smoothed curves of the peers say there."""
+    """Return completed rounds → values of the peers' smoothed curves there."""
     found: dict[int, list[float]] = {}
     for peer in data.peers:
         for done, value in _smooth_peer(data, peer, reading, most):
@@ -296,7 +296,7 @@ def _cumulative(
 
 
 def _accuracy_floor(worst: Sequence[tuple[int, float]]) -> float:
-    """Return where the accuracy axis begins: low enough for everything after the first tenth of the run."""
+    """Return the start of the accuracy axis: low enough for everything after the first tenth of the run."""
     if not worst:
         return 0.0
     late = [value for done, value in worst if done >= worst[-1][0] / 10]

@@ -17,11 +17,11 @@ _ATTRIBUTES = frozenset(
 
 
 _DEPTH = 8
-"""How deep shapes may be nested; a drawing of a graph has two levels."""
+"""Deepest nesting of shapes; a drawing of a graph has two levels."""
 
 
 def inline_drawing(svg: bytes, label: str) -> Drawing | None:
-    """Return what is kept of a drawing of `graph_view.svg`; None if the bytes are no such drawing."""
+    """Return the permitted parts of a drawing of `graph_view.svg`; None if the bytes are no such drawing."""
     try:
         root = ElementTree.fromstring(svg)
         width, height = (float(root.get(side, "")) for side in ("width", "height"))

@@ -16,16 +16,16 @@ from peer.gossip.spectrum import Contraction
 from peer.gossip.topology import Schedule
 
 MAX_MATRIX_PEERS = 16
-"""Up to this many peers `text` shows the matrix, above it lists of neighbours."""
+"""Most peers for which `text` shows the matrix; for more, it lists neighbours."""
 
 MAX_LISTED_PEERS = 64
-"""How many of those lists are shown."""
+"""Most of those lists that are shown."""
 
 MAX_LABELLED_EDGES = 48
 """Up to this many edges in a drawing, each shows its weight; with one weight for all, the caption says it instead."""
 
 MAX_PANELS = 12
-"""How many graphs of a schedule are drawn."""
+"""Most graphs of a schedule that are drawn."""
 
 MAX_DRAWN_EDGES = 4096
 """A drawing with more edges than this shows nothing; it keeps the peers and says so."""
@@ -33,7 +33,7 @@ MAX_DRAWN_EDGES = 4096
 
 @dataclass(frozen=True)
 class _Colours:
-    """Of text, of edges and notes, of a peer's disc and its rim, and behind it all."""
+    """Colours of text, of edges and notes, of a peer's disc and its rim, and of the background."""
 
     ink: str
     faint: str
@@ -125,13 +125,13 @@ def _rules(colours: _Colours) -> list[str]:
 
 
 def title(schedule: Schedule) -> str:
-    """Return the heading: which graph, of how many peers."""
+    """Return the heading: the graph and its number of peers."""
     peers = "1 peer" if schedule.num_peers == 1 else f"{schedule.num_peers:,} peers"
     return f"{schedule.name}, {peers}"
 
 
 def properties(schedule: Schedule) -> list[tuple[str, str]]:
-    """Return (label, value) of what theory and budget ask for."""
+    """Return (label, value) of each property that theory or a budget needs."""
     facts = [
         ("strongly connected", _connection(schedule)),
         ("column stochastic", "yes"),  # A schedule refuses every other matrix.
@@ -169,7 +169,7 @@ def _connection(schedule: Schedule) -> str:
 
 
 def _how(found: Contraction) -> str:
-    """Return how ρ was found, and how exact it is where that is known."""
+    """Return the method that found ρ, and its accuracy where known."""
     if found.residual is None:
         return found.method.value
     return f"{found.method.value}, at most; residual {found.residual:.1g}"

@@ -1,4 +1,4 @@
-"""What a peer says of the limits of its device, in sentences."""
+"""Sentences about the limits of a peer's device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _HELD = {"slow": "slowed down", "pause": "paused", "leave": "leaving the run"}
 
 
 def limits_reached(answer: Mapping[str, Any]) -> list[str]:
-    """Return a phrase for each limit that is reached, after the answer to `sotto status`: what the peer is, until when
-    if the calendar knows, and why."""
+    """Return a phrase for each limit reached, from the answer to `sotto status`: the state of the peer, the end if the
+    calendar knows it, and the reason."""
     limits = answer.get("limits", {})
     held = _HELD.get(str(limits.get("then")), "held back")
     reached = limits.get("reached", ())
@@ -21,5 +21,5 @@ def limits_reached(answer: Mapping[str, Any]) -> list[str]:
 
 
 def limits_nearly_reached(answer: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each limit of which little is left."""
+    """Return a sentence for each limit that is nearly reached."""
     return [str(warning) for warning in answer.get("limits", {}).get("warnings", ())]

@@ -1,4 +1,4 @@
-"""Line charts: where everything of a drawing lies, which `blocks.html` writes down as inline SVG.
+"""Line charts: the places of all parts of a drawing, which `blocks.html` writes down as inline SVG.
 
 A chart is for reading values off: few grid lines, labelled axes, a legend. Its colours are those of the style sheet,
 which follow light and dark. `charts.js` shows the values under the pointer, a finger or the arrow keys. It finds the
@@ -28,7 +28,7 @@ _WRITE: Mapping[Unit, Callable[[float], str]] = {
     "bytes": short_size,
     "seconds": short_duration,
 }
-"""How the ticks of an axis are written. `charts.js` writes values in the same units."""
+"""Unit of an axis → writer of its ticks. `charts.js` writes values in the same units."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Axis:
     high: float | None = None
 
     def write(self, value: float) -> str:
-        """Return a value as its tick says it."""
+        """Return a value as written at its tick."""
         return _WRITE[self.unit](value)
 
     @property
@@ -70,7 +70,7 @@ class Box:
     """The edges of the plot in a drawing, in its points from the upper left corner."""
 
     width: int = 440
-    """Of the whole drawing, as the height."""
+    """Width of the whole drawing; the height likewise."""
     height: int = 250
     left: int = 52
     right: int = 418
@@ -87,9 +87,9 @@ class DrawnAxis:
 
     name: str
     limits: str
-    """What the script needs to turn a coordinate into a value."""
+    """Limits with which the script turns a coordinate into a value."""
     ticks: Sequence[tuple[str, str]]
-    """(place, what it says)."""
+    """(place, label)."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Curve:
     label: str
     style: str
     points: str
-    """As SVG writes them: x,y x,y."""
+    """Points in the form of SVG: x,y x,y."""
     dot: tuple[str, str] | None
     """The place of the only point, which is no line."""
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table on a terminal, a line now and then elsewhere.
+"""The view of a run under way: a live table on a terminal, a line now and then elsewhere.
 
 Both write to stderr, so that stdout stays free for results, and take `Progress` objects only.
 """
@@ -22,10 +22,10 @@ from peer.records import ACCURACY, Criterion, PeerProgress, Progress
 from peer.report.numbers import MISSING, duration, figure, significant, size, times
 
 LINE_EVERY_S = 5.0
-"""Without a terminal: seconds between two lines."""
+"""Seconds between two lines without a terminal."""
 
 MAX_ROWS = 24
-"""More peers than this are shown by their slowest, worst and best only."""
+"""Most peers shown in full; of more, only the slowest, worst and best."""
 
 _STATE_STYLES = {
     "starting": "dim",
@@ -40,7 +40,7 @@ _STATE_STYLES = {
 
 
 class View(Protocol):
-    """What a run reports to."""
+    """A receiver of the reports of a run."""
 
     def update(self, progress: Progress) -> None:
         """Show the run as it is now; may be called from any thread, as often as one likes."""
@@ -134,7 +134,7 @@ def render(progress: Progress) -> RenderableType:
 
 
 class _RunView:
-    """Knows the width only when it is drawn."""
+    """The live view, which learns its width when it is drawn."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -178,7 +178,7 @@ def _header(progress: Progress) -> RenderableType:
 
 
 def _compared(progress: Progress, value: float | None) -> str:
-    """Return a figure that models are compared by; the unit or the name says which it is."""
+    """Return a figure by which models are compared; its unit or name tells which."""
     written = figure(progress.criterion, value)
     return written if progress.criterion == ACCURACY or value is None else f"{progress.criterion.name} {written}"
 
@@ -219,7 +219,7 @@ class _Column:
 
 
 def _neighbors(peer: PeerProgress) -> Text:
-    # Whoever has finished may hang up.
+    # A peer that has finished may hang up.
     missed = peer.neighbors_up < peer.neighbors and peer.state != "finished"
     return Text(f"{peer.neighbors_up}/{peer.neighbors}", style="yellow" if missed else "")
 
@@ -240,7 +240,7 @@ def _columns(criterion: Criterion) -> tuple[_Column, ...]:
 
 
 def select_rows(peers: Sequence[PeerProgress], criterion: Criterion = ACCURACY) -> list[PeerProgress]:
-    """Return all peers; of too many those in trouble, the slowest and the worst."""
+    """Return all peers; of too many, those in trouble, the slowest and the worst."""
     if len(peers) <= MAX_ROWS:
         return list(peers)
 

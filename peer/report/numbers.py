@@ -1,4 +1,4 @@
-"""How figures are written for people: one way for terminal, page and status."""
+"""Figures written for people: one way for terminal, page and status."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def duration(seconds: float | None) -> str:
 
 
 def when(moment: str) -> str:
-    """Return an ISO 8601 time as "22 Nov 2026, 10:05 UTC"; as it is if it is none."""
+    """Return an ISO 8601 time as "22 Nov 2026, 10:05 UTC"; any other text unchanged."""
     try:
         return f"{datetime.fromisoformat(moment).astimezone(UTC):%-d %b %Y, %H:%M} UTC"
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""How pages are made: values are set into templates of the package, which escape every one of them.
+"""Pages made from templates of the package, which escape every value set into them.
 
 Two files of the package stand in a page as they are: the style sheet and the script of the charts.
 """
@@ -20,7 +20,7 @@ from peer.report.blocks import Block, Section
 def document(
     title: str, *, kicker: str, heading: str, header: Sequence[Block] = (), sections: Sequence[Section]
 ) -> str:
-    """Return a page in one file. `kicker`: which kind of page it is."""
+    """Return a page in one file. `kicker` names the kind of page."""
     script = own_file("report/charts.js")
     return fill(
         "report/document.html",
@@ -36,7 +36,7 @@ def document(
 
 
 def lay_out(block: Block) -> str:
-    """Return one block, for a page that is there already."""
+    """Return one block as HTML, for an existing page."""
     macros = _templates().get_template("report/blocks.html").module
     return str(getattr(macros, block.macro)(block))
 

@@ -1,8 +1,8 @@
-"""Everything that a run folder holds, read for the report; what is missing or unreadable is noted, not fatal.
+"""The content of a run folder, read for the report; missing or unreadable files are noted, not fatal.
 
 Layout of a run folder: config.toml, summary.json, metrics.sqlite (a simulation, or figures over all peers),
-peers/peer-K/state/metrics.sqlite, model.safetensors, graph.svg. In a cluster folder the peers are in peer-K, what was
-collected of them is in collected/peer-K.sqlite, and the configuration is that of a peer.
+peers/peer-K/state/metrics.sqlite, model.safetensors, graph.svg. In a cluster folder the peers are in peer-K, their
+collected metrics in collected/peer-K.sqlite, and the configuration is that of a peer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RunData:
     """Text of config.toml."""
     graph_svg: bytes | None = None
     rounds: list[RoundRecord] = field(default_factory=list)
-    """By round and peer."""
+    """Rows by round and peer."""
     evaluations: list[EvaluationRecord] = field(default_factory=list)
     links: list[LinkRecord] = field(default_factory=list)
     consensus: list[ConsensusRecord] = field(default_factory=list)
@@ -45,7 +45,7 @@ class RunData:
 
     @property
     def peers(self) -> list[int]:
-        """Indices of the peers that figures exist of, ascending."""
+        """Indices of the peers that have figures, ascending."""
         known = {record.peer for record in self.rounds} | {e.peer for e in self.evaluations if e.peer >= 0}
         return sorted(known)
 
@@ -94,7 +94,7 @@ def load_run(directory: Path) -> RunData:
 
 
 def read_frame(directory: Path) -> RunData:
-    """Return what a folder holds apart from figures: summary and configuration, as far as they are there."""
+    """Return the content of a folder without its figures: summary and configuration, where present."""
     data = RunData(directory)
     _read_summary(data)
     data.config = _read_text(data, "config.toml") or _config_of_a_peer(data)
@@ -102,8 +102,8 @@ def read_frame(directory: Path) -> RunData:
 
 
 def metrics_files(directory: Path) -> list[Path]:
-    """Return the metrics files of a run, or of a cluster. Of two with rows of one peer, the later counts."""
-    # What was copied back counts before what was collected, which may be older.
+    """Return the metrics files of a run, or of a cluster. The later of two with rows of one peer counts."""
+    # Files copied back count before collected ones, which may be older.
     kinds = ("collected/peer-*.sqlite", "peer-*/state/metrics.sqlite", "peers/peer-*/state/metrics.sqlite")
     files = [directory / "metrics.sqlite", *(file for kind in kinds for file in sorted(directory.glob(kind)))]
     return [file for file in files if file.exists()]
@@ -170,7 +170,7 @@ def _sorted_values(rows: dict[Any, Any]) -> list[Any]:
 
 
 def _advice(file: Path, error: sqlite3.Error) -> str:
-    """Return what helps where SQLite may not write beside a file whose process was killed."""
+    """Return the advice where SQLite may not write beside a file whose process was killed."""
     refused = getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
     beside = file.with_name(f"{file.name}-wal")
     if not refused or not beside.exists() or not beside.stat().st_size:

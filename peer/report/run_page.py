@@ -26,7 +26,7 @@ from peer.state.metrics import EvaluationRecord, LinkRecord, Summary
 
 
 def write_report(directory: Path, output: Path | None = None) -> Path:
-    """Write the report of a run folder, by default as report.html in it; return where.
+    """Write the report of a run folder, by default as report.html in it; return its path.
 
     Raises StateError if the folder is no run folder or the file cannot be written.
     """
@@ -136,7 +136,7 @@ def _figure_cards(summary: Summary, criterion: Criterion) -> list[tuple[str, str
 
 
 def _less(summary: Summary, num_bytes: int, what: str) -> tuple[str, str]:
-    """Return a number of bytes as the figure and the note of a card, with what it is less than."""
+    """Return the figure and the note of a card for a number of bytes, as a reduction where there is one."""
     less = reduction(summary, num_bytes)
     if less is None:
         return size(num_bytes), what
@@ -144,7 +144,7 @@ def _less(summary: Summary, num_bytes: int, what: str) -> tuple[str, str]:
 
 
 def _time_card(summary: Summary) -> tuple[str, str, str]:
-    """Return the time that the curves show, and what passed on the clock of this machine."""
+    """Return the time that the curves show, and that on the clock of this machine."""
     whole = duration(summary.seconds)
     if not summary.training_seconds:
         return "Time", whole, ""
@@ -203,7 +203,7 @@ def _peers(data: RunData) -> list[Block]:
     states = data.summary.peer_states if data.summary is not None else {}
     heads += ["state"] if states else []
     heads += ["payload", "frames", "bits a parameter", "late neighbours", "repairs", "u"]
-    # Of a cluster, also those that nothing was collected of.
+    # A cluster also has peers without collected metrics.
     names = data.summary.peer_names if data.summary is not None else []
     listed = sorted({*data.peers, *(index for index, name in enumerate(names) if name in states)})
     rows = []

@@ -18,12 +18,12 @@ from peer.report.limit_lines import limits_nearly_reached, limits_reached
 from peer.report.numbers import MISSING, percent, significant, size
 
 EXPIRES_SOON_DAYS = 30
-"""A certificate that ends within so many days is named."""
+"""Certificates with fewer days left than this are named."""
 
 
 def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return one row for each peer; what a peer did not say is left open. Below stand why one was silent, who says what
-    of it, and whose neighbours break the protocol."""
+    """Return one row for each peer; figures that a peer did not give are left open. Lines below give the errors of
+    silent peers, the reports of others on them, and the neighbours that break the protocol."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="dim")
     table.add_column("peer", no_wrap=True)
     # Only peers of an asynchronous run have a staleness. Eighty columns have no room for both.
@@ -100,7 +100,7 @@ def _expiring(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
 
 
 def _offenders(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
-    """Return a line for each neighbour that an operator should look at, and one with what can be done about it."""
+    """Return a line for each neighbour that an operator should look at, and one with the advice."""
     lines, advice = [], {}
     for answer in answers:
         for each in answer.get("offenders", []):
@@ -128,7 +128,7 @@ def _cells(answer: Mapping[str, Any], compared_by: str, asynchronous: bool) -> l
 
 
 def _diverged(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
-    """Return a line on each peer that is said to have diverged: the first that anybody heard of it."""
+    """Return a line on each peer that is said to have diverged: the first report of it."""
     claims = {str(each["name"]): each for answer in reversed(answers) for each in answer.get("diverged", ())}
     return [
         Text(f"{name} diverged after {each['round']} rounds, {each['told_by']} says: {each['reason']}", style="red")

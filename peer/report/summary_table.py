@@ -19,7 +19,7 @@ from peer.report.whole_models import WHOLE_MODELS, equal_interval, reduction
 from peer.state.metrics import Summary
 
 MAX_PEERS = 16
-"""Up to this many peers get a row of their own; more are summed up."""
+"""Most peers that get a row of their own; more are summed up."""
 _FULL_PRECISION = "full precision (float32)"
 _PRECISIONS = {
     "auto": "the precision that suits each device",
@@ -51,7 +51,7 @@ def summary_table(summary: Summary) -> RenderableType:
 
 
 def precision_name(summary: Summary) -> str:
-    """Return in which arithmetic the peers trained, as a reader says it."""
+    """Return the arithmetic in which the peers trained, in words."""
     name = _PRECISIONS.get(summary.precision, _FULL_PRECISION)
     counts = Counter(choice.precision for choice in _choices(summary).values())
     if len(counts) < 2:
@@ -74,7 +74,7 @@ def _choices(summary: Summary) -> dict[str, PrecisionChoice]:
 
 
 def _figures(summary: Summary, criterion: Criterion) -> Table:
-    """Return one figure of all models. Only what they are compared by has a row for each peer."""
+    """Return one figure of all models. Only the one that compares them has a row for each peer."""
     table = _table("test accuracy" if criterion == ACCURACY else criterion.name, "")
     figures, worst, single = summary.of_peers(criterion), summary.worst(criterion), summary.single_process(criterion)
     ordered = sorted(figures, key=criterion.rank)
@@ -128,7 +128,7 @@ def _traffic(summary: Summary) -> Table:
     table.add_section()
     table.add_row("bits a parameter", significant(summary.bits_per_parameter), "")
     bound = summary.entropy_bits_per_parameter
-    # Of plain floats only the width of the type is known, which is no bound for the coder.
+    # Plain floats tell only the width of their type, which is no bound for the coder.
     if bound is not None and bound <= summary.bits_per_parameter:
         table.add_row("entropy bound", significant(bound), "")
     table.add_row("parameters", count(summary.parameters), "")
@@ -150,7 +150,7 @@ def _traffic(summary: Summary) -> Table:
 
 
 def _times(summary: Summary) -> list[tuple[str, str]]:
-    """Return what took how long: on the clock of the curves, and on that of this machine."""
+    """Return the durations: on the clock of the curves, and on that of this machine."""
     clock = "virtual time" if summary.simulated else "training"
     rows = [("real time" if summary.simulated else "start to end", duration(summary.seconds))]
     if summary.training_seconds:

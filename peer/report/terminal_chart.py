@@ -11,7 +11,7 @@ from rich.text import Text
 from peer.report.line_chart import Axis, Line
 
 COLOURS = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_black", "white")
-"""Of the first curve, the second, and so on."""
+"""Colours of the first curve, the second, and so on."""
 
 _BLANK = 0x2800
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))

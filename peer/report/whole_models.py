@@ -1,4 +1,4 @@
-"""What a run's bytes are compared with: other ways to train the same model, which send it whole as float32 numbers."""
+"""References for a run's bytes: other ways to train the same model, which send it whole as float32 numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from peer.state.metrics import Summary
 
 WHOLE_MODELS = "whole float32 models in every round"
-"""What "less" means in every table: to the same receivers."""
+"""The reference of "less" in every table, to the same receivers."""
 
 _SYNCED_EVERY = (8, 32)
 """Rounds between two means of local SGD, as `sotto plan` compares them."""
@@ -20,18 +20,18 @@ class Reference:
     name: str
     what: str
     num_bytes: int
-    """Of all peers, whole run."""
+    """Bytes of all peers in the whole run."""
 
 
 def reduction(summary: Summary, num_bytes: int | None) -> float | None:
-    """Return how many times fewer bytes than whole float32 models in every round."""
+    """Return the bytes of whole float32 models in every round over `num_bytes`; None where either is 0 or unknown."""
     if not num_bytes or not summary.full_precision_payload_bytes:
         return None
     return summary.full_precision_payload_bytes / num_bytes
 
 
 def references(summary: Summary) -> list[Reference]:
-    """Return what others would have sent in as many rounds, computed: numbers only, without headers."""
+    """Return the bytes of other ways in as many rounds, computed: numbers only, without headers."""
     found = []
     if summary.full_precision_payload_bytes:
         what = "to the same receivers"
