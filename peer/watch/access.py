@@ -1,4 +1,4 @@
-"""Who may see the page's figures, and who may act: checked here, before anything else of a request is looked at.
+"""Permission to see the page's figures and to act, checked before anything else of a request.
 
 The page itself holds no figures. Figures and actions need the token, which stands behind the `#` of the address, so
 that browsers send it to nobody. The page sends it as a bearer token, which no other page can make a browser do. There
@@ -37,7 +37,7 @@ def why_refused(method: str, path: str, headers: Mapping[str, str], token: str) 
 
 
 OPEN_PATHS = ("/", "/watch.js", "/charts.js", "/page.css")
-"""What anybody on this machine may read: the same for every run."""
+"""Paths that anybody on this machine may read: the same for every run."""
 
 
 def _hostname(address: str) -> str | None:

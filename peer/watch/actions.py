@@ -1,4 +1,4 @@
-"""What an operator may do on the page of `sotto watch --operate`: what `sotto stop`, `leave`, `remove`, `reload` do."""
+"""Actions of an operator on the page of `sotto watch --operate`: those of `sotto stop`, `leave`, `remove`, `reload`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peer.watch.observer import Observer
 
 
 async def act(observer: Observer, action: object, name: object) -> str:
-    """Do what the page asks for with the peer of that name, or with all; return what came of it as a sentence. Raises
+    """Carry out an action of the page on the peer of that name, or on all; return the outcome as a sentence. Raises
     SottoError."""
     if action == "stop all" and name is None:
         return await _stop_all(observer)

@@ -1,4 +1,4 @@
-"""The edges of the graph, from what the peers at their ends say of their links."""
+"""The edges of the graph, from the link statuses of the peers at their ends."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from peer.foreign_text import printable
 from peer.watch.snapshot import OVER, EdgeView
 
 _WINDOW = 6
-"""Answers that a rate is the mean of."""
+"""Answers over which a rate is the mean."""
 
 Links = Mapping[int, Mapping[str, Any]]
-"""Neighbour → what a status says of the link to it."""
+"""Neighbour → status of the link to it."""
 
 
 class Rates:
@@ -34,7 +34,7 @@ class Rates:
 
 
 class Edges:
-    """All edges. One that nobody can tell of any more is remembered."""
+    """All edges. An edge that no peer reports any more is remembered."""
 
     def __init__(self) -> None:
         self._rates = Rates()
@@ -43,8 +43,8 @@ class Edges:
     def look(
         self, links: Mapping[int, Links], seconds: Mapping[int, float], states: Mapping[int, str]
     ) -> list[EdgeView]:
-        """Return the edges as they are now. Of each peer that answered: its links, and the seconds since it began;
-        of each peer: its state."""
+        """Return the present edges. `links`, and `seconds` since the start, are of peers that answered; `states`, of
+        all."""
         rates = {
             (peer, other): self._rates.put(peer, other, seconds[peer], int(link["frame_bytes"]))
             for peer, of_peer in links.items()
@@ -92,7 +92,7 @@ def _edge(
         if over or is_up
         else next((printable(str(end["problem"])) for end in said if end.get("problem")), None),
         rates=(rates.get((a, b)), rates.get((b, a))),
-        # Who hears it knows how late it is; who sends it, what it was not told of.
+        # The receiver knows the lateness, the sender the backlog.
         lateness_s=(at_b.get("lateness_s"), at_a.get("lateness_s")),
         left_out=(bool(at_a.get("left_out")), bool(at_b.get("left_out"))),
         backlog_bytes=(at_a.get("unacknowledged_bytes"), at_b.get("unacknowledged_bytes")),

@@ -1,4 +1,4 @@
-"""What happened between two looks at a run, in sentences."""
+"""Events between two looks at a run, in sentences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from peer.watch.snapshot import DOWN, PeerView, Snapshot
 
 MOST_EDGES = 8
-"""Edges that one look names; of more, the number is said."""
+"""Most edges that one look names; of more, it gives the number."""
 
 _BECAME = {
     "finished": "has finished",
@@ -25,7 +25,7 @@ _BECAME = {
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened."""
+    """One event."""
 
     at: float
     """Unix seconds."""
@@ -34,8 +34,7 @@ class Event:
 
 
 def changes(before: Snapshot | None, after: Snapshot) -> Iterator[Event]:
-    """Yield what changed: states of peers, limits of their devices, edges that went down or came
-    back, the end of the run."""
+    """Yield the changes: states of peers, limits of devices, edges that went down or came back, the end of the run."""
     if before is None:
         return
     earlier = {peer.index: peer for peer in before.peers}

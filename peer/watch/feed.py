@@ -1,7 +1,7 @@
-"""One look after the other, and what it found for everybody who watches.
+"""Repeated looks at a run, and their findings for all pages.
 
 There is one poller, however many pages are open. A page gets the parts that changed since it took some last; a slow one
-leaves out what it had no time for, and keeps nobody waiting.
+skips versions, and keeps nobody waiting.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 MOST_EVENTS = 200
 _EVERY_S = 1.0
 _PEERS_A_SECOND = 20
-"""Peers that are asked in a second: of more, each is asked less often."""
+"""Peers asked per second; of more, each is asked less often."""
 _AFTER_FAILURE_S = 5.0
 
 
 class Feed:
-    """The newest parts, and who waits for newer ones."""
+    """The newest parts, and the pages that wait for newer ones."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
@@ -45,15 +45,15 @@ class Feed:
             began = monotonic()
             try:
                 await self.look()
-            except Exception:  # Whatever a peer answers, and whatever lies on the disk: the page stays.
+            except Exception:  # The page stays, whatever a peer answers or the disk holds.
                 logger.exception("this look found nothing")
                 await asyncio.sleep(_AFTER_FAILURE_S)
             pause = max(_EVERY_S, len(self.observer.members) / _PEERS_A_SECOND)
-            # A look that takes long is followed by a pause as long: those who train come first.
+            # A look that takes long is followed by a pause as long: training comes first.
             await asyncio.sleep(max(pause - (monotonic() - began), min(monotonic() - began, pause)))
 
     async def look(self) -> None:
-        """Look once, and wake whoever waits for news."""
+        """Look once, and wake the pages that wait for news."""
         snapshot = await self.observer.look()
         self.events.extend(changes(self._snapshot, snapshot))
         self._snapshot = snapshot
@@ -66,11 +66,11 @@ class Feed:
         await self._wake()
 
     def note(self, text: str) -> None:
-        """Add an event that no look finds: what an operator did."""
+        """Add an event that no look finds: an action of the operator."""
         self.events.append(Event(self._snapshot.at if self._snapshot is not None else 0.0, text))
 
     async def close(self) -> None:
-        """End what waits for news."""
+        """End the waiting of all pages."""
         self._is_closed = True
         await self._wake()
 

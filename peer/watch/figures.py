@@ -1,4 +1,4 @@
-"""The figures of a run, as far as they are known, read from metrics piece by piece.
+"""The known figures of a run, read from metrics piece by piece.
 
 Rows come from files on this machine, or from peers that were asked for them. Memory grows with peers, not with rounds.
 """
@@ -23,7 +23,7 @@ from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore
 from peer.watch.history import History
 
 MOST_METRICS = 8
-"""Figures of one task that are kept: more have no room on a page."""
+"""Most figures of one task that are kept: more have no room on a page."""
 
 _ROUND = ("peer", "round", "time_s", "loss", "payload_bytes", "frame_bytes", "wait_s")
 _CHUNK = 20_000
@@ -34,13 +34,13 @@ _WINDOW = 20
 
 @dataclass
 class Latest:
-    """What is known of one peer after its last round."""
+    """The latest figures of one peer."""
 
     round: int = -1
     loss: float | None = None
     payload_bytes: int = 0
     figures: dict[str, float] = field(default_factory=dict)
-    """At its last evaluation, by name."""
+    """Figures of its last evaluation, by name."""
     evaluated: int = -1
     window: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     """(time, frame bytes, waiting time) of its last rounds."""
@@ -51,7 +51,7 @@ class Latest:
         return None if span is None else sum(size for _, size, _ in list(self.window)[1:]) / span
 
     def wait_share(self) -> float | None:
-        """Return which part of its last rounds it waited."""
+        """Return the fraction of its last rounds spent waiting."""
         span = self._span()
         return None if span is None else min(1.0, sum(wait for *_, wait in list(self.window)[1:]) / span)
 
@@ -66,15 +66,15 @@ class Figures:
     def __init__(self) -> None:
         self.loss = History()
         self.curves: dict[str, History] = {}
-        """Name of a figure → its curves, of peers."""
+        """Figure name → curves of the peers."""
         self.averages: dict[str, History] = {}
-        """The same of the averaged model, as peer 0."""
+        """The same for the averaged model, as peer 0."""
         self.latest: dict[int, Latest] = {}
         self.average = Latest()
         self.consensus_distance: float | None = None
 
     def has_rounds(self, peer: int) -> bool:
-        """Return whether rounds of a peer are known, and not only what others told of it."""
+        """Return whether rounds of a peer are known, rather than reports of others alone."""
         return peer in self.latest and self.latest[peer].round >= 0
 
     def after(self, peer: int) -> int:
@@ -101,7 +101,7 @@ class Figures:
             self.loss.put(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2])
 
     def put_evaluations(self, records: Iterable[EvaluationRecord]) -> None:
-        """Take evaluations on the common test set; of peer −1, that of the averaged model."""
+        """Take evaluations on the common test set; peer −1 is the averaged model."""
         for record in records:
             if record.split != "test":
                 continue
@@ -123,7 +123,7 @@ class Figures:
 
 
 class MetricsFiles:
-    """Reads what is new in the metrics files of a folder."""
+    """Reads new rows of the metrics files in a folder."""
 
     def __init__(self, directory: Path, figures: Figures) -> None:
         self._directory, self._figures = directory, figures
@@ -132,9 +132,9 @@ class MetricsFiles:
         """File → the peers whose rounds are in it."""
 
     def read(self) -> None:
-        """Take what was written since the last call. No file stays open: its writer could not tidy up behind itself."""
+        """Take the rows written since the last call. No file stays open: its writer could not tidy up behind itself."""
         for file in metrics_files(self._directory):
-            # One that is being made, or is damaged, is left out: a report says more.
+            # An unfinished or damaged file is left out: a report says more.
             with contextlib.suppress(sqlite3.Error), closing(MetricsStore(file, read_only=True)) as store:
                 self._read(file, store)
 
@@ -142,12 +142,12 @@ class MetricsFiles:
         own = self._own.setdefault(file, set())
         while rows := self._new(file, store, RoundRecord, _ROUND):
             own.update(row[0] for row in rows)
-            # Of two files with rounds of one peer, what was read first counts: a copy has nothing new.
+            # If two files have rounds of one peer, the rows read first count: a copy has nothing new.
             known = {peer: self._figures.after(peer) for peer in own if self._is_in_another(file, peer)}
             self._figures.put_rounds([row for row in rows if row[1] > known.get(row[0], -1)])
         columns = ("peer", "round", "split", "correct", "total", "loss", "metrics")
         while rows := self._new(file, store, EvaluationRecord, columns):
-            # A peer writes what others told it of theirs as well, which their own files say better.
+            # A peer also writes evaluations that others told it; their own files say more.
             self._figures.put_evaluations(
                 EvaluationRecord(**dict(zip(columns, row, strict=True)))
                 for row in rows
@@ -166,8 +166,8 @@ class MetricsFiles:
 
 
 def compared_by(figures: Figures, criteria: Sequence[Criterion]) -> Criterion | None:
-    """Return what models are compared by: the first that is configured. None where it is not known yet which values of
-    the task's own metrics are better."""
+    """Return the figure that compares models: the first configured criterion. None while the better direction of the
+    task's own metrics is unknown."""
     if criteria:
         return criteria[0]
     return ACCURACY if ACCURACY.name in figures.curves or not figures.curves else None

@@ -1,6 +1,6 @@
 """One figure of all peers by round, in memory that does not grow with the rounds: means of groups of rounds.
 
-When a run outgrows the groups, two become one. Rounds that are repeated replace what was there.
+When a run outgrows the groups, two become one. Repeated rounds replace the earlier ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ GROUPS = 256
 """Points of one curve at most: more than a chart has room for."""
 
 MOST_PEERS = 1 << 16
-"""Higher numbers have no curve."""
+"""Peers with higher numbers have no curve."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -31,14 +31,14 @@ class History:
         self._sums: Floats = np.zeros((0, GROUPS))
         self._counts: Ints = np.zeros((0, GROUPS), dtype=np.int64)
         self._last: Ints = np.zeros(0, dtype=np.int64)
-        """Of each peer, its last round; −1 before the first."""
+        """Last round of each peer; −1 before the first."""
 
     @property
     def num_peers(self) -> int:
         return len(self._last)
 
     def put(self, peers: Ints, rounds: Ints, values: Floats) -> None:
-        """Add values, int64[k], int64[k], float64[k]: of each peer in ascending rounds. NaN is left out."""
+        """Add values: int64[k], int64[k], float64[k], the rounds of each peer ascending. NaN is left out."""
         known = np.isfinite(values) & (rounds >= 0) & (peers >= 0) & (peers < MOST_PEERS)
         peers, rounds, values = peers[known], rounds[known], values[known]
         if not len(peers):
@@ -80,7 +80,7 @@ class History:
             self._last = np.concatenate([self._last, np.full(more, -1)])
 
     def _set_back(self, peers: Ints, rounds: Ints) -> None:
-        """Forget the rounds that are repeated: those of a peer from the first of `rounds` on that it had already."""
+        """Forget repeated rounds: those of a peer from its first in `rounds` on."""
         for peer in np.unique(peers[rounds <= self._last[peers]]).tolist():
             first = int(rounds[peers == peer].min())
             self._sums[peer, first // self._size :] = 0.0

@@ -12,14 +12,14 @@ from peer.foreign_text import printable
 MOST_LINES = 200
 _FIRST_BYTES = 4096
 _MOST_BYTES = 65_536
-"""Of one log, in one look: of a log that grows faster, the end."""
+"""Most bytes of one log in one look; a log that grows faster is read at its end."""
 
 
 class Logs:
-    """Reads what is added to some files."""
+    """Reads additions to some files."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
-        """`files`: by the name of the peer."""
+        """`files` are by name of the peer."""
         self._files = files
         self._places: dict[str, int] = {}
         self.lines: deque[tuple[str, str]] = deque(maxlen=MOST_LINES)

@@ -1,7 +1,7 @@
-"""Looks at a run again and again: asks its peers, reads what they wrote, and puts both together.
+"""Looks at a run again and again: asks its peers, reads their files, and puts both together.
 
-Whoever answers is believed about itself. Of a peer that does not answer, there is what others say of it, and what its
-folder says where it lies here.
+A peer that answers is believed about itself. A silent one is known by the answers of others, and by its folder where
+that lies here.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from peer.watch.snapshot import EdgeView, PeerView, Snapshot
 
 
 class Observer:
-    """What `sotto watch` was pointed at."""
+    """The run, simulation, cluster or peer that `sotto watch` shows."""
 
     def __init__(self, kind: str, members: Sequence[Member], directory: Path | None) -> None:
-        """`kind` as in Snapshot. `directory`: where metrics lie on this machine, if they do."""
+        """`kind` is as in Snapshot; `directory` has the metrics on this machine, if any."""
         self.kind, self.members, self._directory = kind, list(members), directory
         self.figures = Figures()
         folders = {member.name: member.base / "log.txt" for member in members if member.has_kit}
@@ -43,14 +43,14 @@ class Observer:
         self._known = {} if kind != "cluster" or directory is None else collect.read_known(directory)
         self._edges = Edges()
         self._waited: dict[int, tuple[int, frozenset[str]]] = {}
-        """Peer → its round at the last look, and for whom it waited then."""
+        """Peer → its round at the last look, and the peers that it waited for then."""
         self._criteria: list[Criterion] = []
         self._schedule: list[tuple[int, int]] | None = None
         self._summary: Summary | None = None
         self._config: Config | None = members[0].config if members else None
 
     async def look(self) -> Snapshot:
-        """Return the run as it is now. Whatever cannot be asked or read is left open."""
+        """Return the run as it is now. Figures that cannot be asked or read are left open."""
         limit = asyncio.Semaphore(collect.AT_ONCE)
         await asyncio.gather(*(collect.ask_status(member, limit) for member in self.members))
         if self.kind != "peer":
@@ -97,7 +97,7 @@ class Observer:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Read what is on this machine; takes as long as the disk does."""
+        """Read the files on this machine; takes as long as the disk does."""
         if self._files is not None:
             self._files.read()
         self.logs.read()
@@ -150,7 +150,7 @@ class Observer:
         )
 
     def _note(self, answers: Mapping[int, Mapping[str, Any]], criterion: Criterion | None) -> str | None:
-        """Return what everybody who looks should know, as sentences."""
+        """Return sentences for all readers of the page."""
         mixture = mixed(versions_of(answers.values()))
         sentences = [] if mixture is None else [f"Releases are mixed: {mixture}."]
         if criterion is None:
@@ -158,14 +158,14 @@ class Observer:
         return " ".join(sentences) or None
 
     def _name(self, answers: Mapping[int, Mapping[str, Any]]) -> str:
-        """Return the name of the run; of one on this machine, that of its folder, which says which of several it is."""
+        """Return the name of the run; for one on this machine, that of its folder, which tells several apart."""
         if self.kind in ("run", "simulation") and self._directory is not None:
             return self._summary.name if self._summary is not None else self._directory.resolve().name
         said = next((str(answer["run"]) for answer in answers.values() if "run" in answer), None)
         return said or (self._config.run.name if self._config is not None else "run")
 
     def _ended(self, answers: Mapping[int, Mapping[str, Any]]) -> str | None:
-        """Return how the run ended: of a run that goes on again, the summary is of the time before."""
+        """Return the end of the run, or None while it goes on: the summary is then from before it was resumed."""
         if self._summary is None or answers or self.kind not in ("run", "simulation"):
             return None
         return printable(self._summary.ended) or None
@@ -210,7 +210,7 @@ class Observer:
     def _view(self, member: Member, indices: Mapping[str, int], criterion: Criterion | None) -> PeerView:
         """Return a peer that is asked."""
         latest, answer = self.figures.latest.get(member.index), member.answer
-        # Of one that is connected it matters why it cannot be asked.
+        # For a connected peer, the reason why it cannot be asked matters.
         settled = None if member.standing is None or member.standing.state == "connected" else member.standing.sentence
         figures = {} if latest is None else latest.figures
         view = PeerView(
@@ -248,7 +248,7 @@ class Observer:
         )
 
     def _still_awaited(self, peer: int, answer: Mapping[str, Any]) -> list[str]:
-        """Return for whom a peer has waited since the last look: peers with rounds wait for a moment in each."""
+        """Return the peers awaited since the last look: in a run with rounds, a peer waits for a moment in each."""
         round_, before = self._waited.get(peer, (-1, frozenset()))
         names = answer.get("waiting_for", ())
         self._waited[peer] = answer["round"], frozenset(names)
@@ -303,7 +303,7 @@ class Observer:
 
 
 def open_observer(place: Path) -> Observer:
-    """Return what watches a run folder, a cluster folder, or the peer of a configuration file or kit. Raises
+    """Return the observer of a run folder, a cluster folder, or the peer of a configuration file or kit. Raises
     ConfigError, and StateError if it is none of them."""
     if place.is_file():
         return _of_peer(place)

@@ -1,4 +1,4 @@
-"""How long a run still takes, as far as its last minute tells."""
+"""Remaining time of a run, estimated from its last minute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 
 _WINDOW_S = 60.0
 _LEAST_S = 3.0
-"""Seconds that have to be seen before anything is said."""
+"""Least observed seconds for an estimate."""
 
 
 class Pace:
@@ -16,8 +16,7 @@ class Pace:
         self._seen: deque[tuple[float, int]] = deque()
 
     def left_s(self, at: float, done: int | None, rounds: int | None) -> float | None:
-        """Return how many seconds are left, `done` of `rounds` rounds being complete now; None where it cannot be
-        said."""
+        """Return the seconds left, `done` of `rounds` rounds being complete now; None where there is no estimate."""
         if done is None or rounds is None:
             return None
         if self._seen and done < self._seen[-1][1]:

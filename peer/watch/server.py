@@ -1,4 +1,4 @@
-"""Serves the page on loopback, and what changes as server-sent events."""
+"""Serves the page on loopback, and its changes as server-sent events."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from peer.watch.actions import act
 from peer.watch.feed import Feed
 
 MOST_PAGES = 32
-"""Pages that are served at the same time."""
+"""Most pages served at the same time."""
 _MOST_ASKED = 4096
-"""Bytes of a request to act."""
+"""Most bytes of a request to act."""
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -44,7 +44,7 @@ def listen(port: int) -> socket.socket:
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         opened.bind(("127.0.0.1", port))
-        # Whoever reads the address may come before the server begins.
+        # A reader of the address may come before the server begins.
         opened.listen()
     except OSError as error:
         opened.close()
@@ -64,7 +64,7 @@ def application(feed: Feed, *, token: str, operate: bool) -> ASGIApp:
         nonlocal open_pages
         if open_pages >= MOST_PAGES:
             return PlainTextResponse("too many pages are open", status_code=503)
-        # Now: of pages that come at the same time, none has begun to stream.
+        # Counted now: no page of those that come at the same time has begun to stream.
         open_pages += 1
         return _Page(stream(), closed)
 
@@ -112,7 +112,7 @@ def application(feed: Feed, *, token: str, operate: bool) -> ASGIApp:
 
 
 class _Page(StreamingResponse):
-    """What changes, for one page; `closed` is called when the page is gone, also if it never read a word."""
+    """The stream of changes to one page; `closed` is called when the page is gone, even if it never read a word."""
 
     def __init__(self, content: AsyncIterator[str], closed: Callable[[], None]) -> None:
         super().__init__(content, media_type="text/event-stream")
@@ -140,7 +140,7 @@ def server(feed: Feed, *, token: str, operate: bool) -> uvicorn.Server:
 
 
 class _Server(uvicorn.Server):
-    """Lets pages go when it is to end, which it would wait for."""
+    """Ends the streams of pages at shutdown, which would wait for them."""
 
     def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
         super().__init__(config)
@@ -153,7 +153,7 @@ class _Server(uvicorn.Server):
 
 
 def _guarded(app: ASGIApp, token: str) -> ASGIApp:
-    """Return an application that answers only who may ask, and adds the headers that bind the browser."""
+    """Return an application that answers permitted requests only, and adds the headers that bind the browser."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -177,7 +177,7 @@ def _guarded(app: ASGIApp, token: str) -> ASGIApp:
 
 
 async def _asked(request: Request) -> dict[str, object] | None:
-    """Return what a request asks to do; None for what cannot be that."""
+    """Return the action that a request asks for; None if it is not a small JSON object."""
     if request.headers.get("content-type") != "application/json":
         return None
     body = b""

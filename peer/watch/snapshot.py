@@ -16,7 +16,7 @@ OVER = ("finished", "left", "lost", "diverged", "stopped", "not joined")
 
 @dataclass(frozen=True, kw_only=True)
 class PeerView:
-    """One peer. What is not known is None."""
+    """One peer. Unknown values are None."""
 
     index: int
     name: str
@@ -24,46 +24,46 @@ class PeerView:
     """starting, joining, running, stopping, connected (to its neighbours; it cannot be asked), unreachable, not joined,
     finished, stopped, left, lost, diverged."""
     problem: str | None = None
-    """Why it is in this state."""
+    """Reason for the state."""
     round: int | None = None
     """Completed rounds."""
     loss: float | None = None
     figure: float | None = None
-    """By the criterion of the run, at its last evaluation."""
+    """Figure by the criterion of the run, at the last evaluation."""
     payload_bytes: int | None = None
     rate: float | None = None
     """Frame bytes that it sends, per second; of the virtual clock in a simulation."""
     budget: float | None = None
-    """How many of them its budget allows each link."""
+    """Frame bytes per second that its budget allows each link."""
     waits_for: tuple[int, ...] = ()
     """Peers whose messages its round lacks, and lacked at the look before."""
     wait_share: float | None = None
-    """Which part of its last rounds it waited, 0 to 1."""
+    """Fraction of its last rounds spent waiting, 0 to 1."""
     limits: tuple[str, ...] = ()
-    """How limits of its device hold it back, until when and why."""
+    """Limits of its device that hold it back, with end and reason."""
     warnings: tuple[str, ...] = ()
-    """Limits of its device of which little is left."""
+    """Limits of its device that are nearly reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeView:
-    """What passes between two peers, `a` < `b`. Of the values for each direction, the first is from a to b."""
+    """The link between two peers, `a` < `b`. The first value of a pair is for the direction from a to b."""
 
     a: int
     b: int
     sends: tuple[bool, bool]
-    """Which directions the graph has."""
+    """Whether the graph has each direction."""
     state: str
     """up, down, over (one of them has ended), unknown (nobody can be asked)."""
     problem: str | None = None
     rates: tuple[float | None, float | None] = (None, None)
     """Frame bytes per second."""
     lateness_s: tuple[float | None, float | None] = (None, None)
-    """How late the messages of this direction usually are, where rounds have deadlines."""
+    """Usual lateness of the messages of each direction, where rounds have deadlines."""
     left_out: tuple[bool, bool] = (False, False)
     """Whether this direction gets no weight, because its receiver confirms nothing."""
     backlog_bytes: tuple[int | None, int | None] = (None, None)
-    """What was sent and not confirmed."""
+    """Bytes sent and not confirmed."""
     relayed: bool = False
 
 
@@ -83,9 +83,9 @@ class Snapshot:
     averaged_figure: float | None = None
     consensus_distance: float | None = None
     ended: str | None = None
-    """How the run ended."""
+    """Outcome of the run, once it has ended."""
     note: str | None = None
-    """Sentences about what cannot be shown, and what everybody who looks should know."""
+    """Sentences for all readers of the page, also about figures that cannot be shown."""
 
     @property
     def members(self) -> list[PeerView]:

@@ -20,7 +20,7 @@ from peer.watch.history import History
 from peer.watch.snapshot import DOWN, EdgeView, PeerView, Snapshot
 
 MOST_CURVES = 32
-"""Peers that get a curve each; of more, the middle half and the range are drawn."""
+"""Most peers that get a curve each; of more, the middle half and the range are drawn."""
 
 Parts = Mapping[str, str]
 """Name of a part → its JSON."""
@@ -129,7 +129,7 @@ def _edge(edge: EdgeView) -> list[Any]:
 
 
 def _short(value: float | None) -> float | None:
-    """Return a figure with the digits that anybody sees."""
+    """Return a figure with its visible digits."""
     return None if value is None else float(f"{value:.4g}")
 
 
@@ -145,7 +145,7 @@ def _draw(snapshot: Snapshot, figures: Figures, figure: History | None, average:
     """Return the charts of the figure and of the loss, as HTML."""
     criterion, names = snapshot.criterion, {peer.index: peer.name for peer in snapshot.peers}
     worst = None if snapshot.worst is None else snapshot.worst.index
-    # A figure is that after so many rounds; a loss is that of a round, which are counted from 0.
+    # A figure is that after a number of rounds; a loss is that of a round, counted from 0.
     lines = [] if figure is None else _lines(figure, names, worst, criterion, offset=0)
     if average is not None:
         lines.append(Line(label="averaged model", points=average.curve(0), style="mean"))
@@ -163,7 +163,7 @@ def _draw(snapshot: Snapshot, figures: Figures, figure: History | None, average:
 def _lines(
     history: History, names: Mapping[int, str], worst: int | None, criterion: Criterion, *, offset: int
 ) -> list[Line]:
-    """Return the curves of some peers, or how those of many are spread, and the worst peer's over them."""
+    """Return the curves of some peers, or the spread of many, and the worst peer's over them."""
     lines = []
     if history.num_peers > MOST_CURVES:
         lines += _spread(history, criterion, offset)
