@@ -1,1 +1,1 @@
-"""What the authors measure and generate with; `python -m tools.NAME --help` explains each."""
+"""Measurements and generators of the authors; `python -m tools.NAME --help` explains each."""

@@ -2,8 +2,8 @@
 
     python tools/behind_nat.py        build it, show that nobody reaches into a home, and remove it
 
-Each home has the same private addresses, as homes do. Its router lets out what was asked for inside, and forwards a
-port only if told to. Needs root, iproute2 and iptables.
+Each home has the same private addresses, as homes do. Its router lets connections out, and forwards a port only if told
+to. Needs root, iproute2 and iptables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _serial = itertools.count()
 
 
 def missing_tools() -> str | None:
-    """Return why this cannot be built here, in a sentence; None if it can."""
+    """Return the reason why this cannot be built here, in a sentence; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for tool, package in (("ip", "iproute2"), ("iptables", "iptables")):
@@ -70,11 +70,11 @@ class NatNetwork:
         return f"{PUBLIC}.{index + 1}"
 
     def router_address(self, home: int) -> str:
-        """Return the public address of a home: of all that comes out of it."""
+        """Return the public address of a home, the source of all that leaves it."""
         return f"{PUBLIC}.{home + 101}"
 
     def command(self, namespace: str) -> list[str]:
-        """Return what to put before a command that is to run on a machine (one of `public` or `homes`)."""
+        """Return the prefix of a command that is to run on a machine (one of `public` or `homes`)."""
         return ["ip", "netns", "exec", namespace]
 
     def forward_port(self, home: int, port: int) -> None:
@@ -93,7 +93,7 @@ class NatNetwork:
         self._in(router, "iptables", *(("-D", *rule) if tells else ("-A", *rule)))
 
     def close(self) -> None:
-        """Kill what still runs inside, and remove everything."""
+        """Kill the processes that still run inside, and remove everything."""
         for name in reversed(self._names):
             remove_namespace(name)
         self._names.clear()
@@ -154,7 +154,7 @@ def nat_network(**what: Any) -> Iterator[NatNetwork]:
 
 
 def main() -> None:
-    """Build it and show what reaches what."""
+    """Build it and show which machines reach each other."""
     if (missing := missing_tools()) is not None:
         raise SystemExit(f"this cannot be built here: {missing}")
     with nat_network(num_public=1, num_homes=2) as network:

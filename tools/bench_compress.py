@@ -35,12 +35,12 @@ from peer.random import PhiloxSource
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
-    # As `sotto` sets them: without, every large array pays for fresh pages.
+    # Set as by `sotto`: otherwise every large array pays for fresh pages.
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     "MALLOC_TOP_PAD_": "67108864",
 }
-"""What the C library reads before Python starts."""
+"""Variables that the C library reads before Python starts."""
 
 KERNEL_USERS = ("decompress", "float_types", "levels", "modulo", "norms", "selection")
 
@@ -64,7 +64,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 
 
 def rows(size: int) -> dict[str, Callable[[], object]]:
-    """Return what is measured on a vector of `size` numbers, by name; `copy` comes first."""
+    """Return the measured calls on a vector of `size` numbers, by name; `copy` comes first."""
     rng = np.random.default_rng(0)
     v = rng.standard_t(4, size).astype(np.float32)
     y = v + rng.uniform(-0.4, 0.4, size).astype(np.float32)
@@ -96,7 +96,7 @@ def rows(size: int) -> dict[str, Callable[[], object]]:
 
 @contextmanager
 def numpy_only() -> Iterator[None]:
-    """Run what is inside without the native kernels."""
+    """Run the body without the native kernels."""
     modules = [import_module(f"peer.compress.{name}") for name in KERNEL_USERS] + [import_module("peer.random")]
     kept = [module.__dict__["lib"] for module in modules]
     for module in modules:
@@ -109,7 +109,7 @@ def numpy_only() -> Iterator[None]:
 
 
 def seconds(call: Callable[[], object], at_least: float = 2e-3) -> float:
-    """Return the CPU seconds of this thread that one call takes, over enough calls for the clock."""
+    """Return the CPU seconds of this thread for one call, over enough calls for the clock."""
     count, start = 0, time.thread_time()
     while count == 0 or time.thread_time() - start < at_least:
         call()

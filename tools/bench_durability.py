@@ -46,12 +46,12 @@ WARM_UP_ROUNDS = 3
 
 @dataclass
 class Cost:
-    """What the rounds of a pair of peers took, in seconds for a round of one peer."""
+    """Costs of the rounds of a pair of peers, in seconds for a round of one peer."""
 
     cpu_s: list[float] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
     save_cpu_s: float = 0.0
-    """All checkpoints together, like the following."""
+    """All checkpoints together; the following fields are totals too."""
     save_wall_s: float = 0.0
     sync_cpu_s: float = 0.0
     sync_wall_s: float = 0.0
@@ -74,7 +74,7 @@ class Row:
     journal_bytes: float
     checkpoint_bytes: float
     cpu_share: float
-    """By how much the CPU of a round, checkpoints and syncs included, is above that without durability."""
+    """Ratio of the additional CPU of a round, checkpoints and syncs included, to that without durability."""
 
 
 class Bare:
@@ -113,7 +113,7 @@ class Durable:
         self._to_replay_s = 0.0
 
     def opened(self) -> list[DurablePeer]:
-        """Return the peers as a process that starts makes them; `open` is still to come."""
+        """Return the peers that a starting process makes; `open` is still to come."""
         peers = []
         for i, participant in enumerate(make_participants(self._job)):
             folder = self._folder / f"{self.name}-{i}"
@@ -192,7 +192,7 @@ def timed(function: Callable[[], None]) -> tuple[float, float]:
 
 
 def measured(cost: Cost, function: Callable[[], None]) -> float:
-    """Add what a round of both peers took to the costs; return its seconds by the clock."""
+    """Add the round of both peers to the costs; return its seconds by the clock."""
     cpu, wall = timed(function)
     cost.cpu_s.append(cpu / PAIR)
     cost.wall_s.append(wall / PAIR)
@@ -216,7 +216,7 @@ def settings(size: int, rounds: int) -> Config:
 
 
 def measure(size: int, rounds: int, folder: Path) -> tuple[list[Row], float, int]:
-    """Return the rows of a model size, and how long recovery took for how many rounds."""
+    """Return the rows of a model size, the seconds of recovery, and the number of rounds replayed."""
     setup = RunSetup.open(settings(size, rounds), folder, PAIR)
     process, power = Durable(setup, folder, "process"), Durable(setup, folder, "power")
     pairs: list[Bare | Durable] = [Bare(setup, folder), process, power]

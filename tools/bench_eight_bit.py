@@ -59,7 +59,7 @@ from peer.train.threads import use_one_thread
 
 WAYS = ("float32", "fast", "bfloat16", "int8")
 PUBLISHED_CODE = 0.16
-"""How fast the published code's 8-bit step of ResNet-20 is, beside channels-last float32: 65 ms against 403 ms."""
+"""Speed of the published code's 8-bit step of ResNet-20, relative to channels-last float32: 65 ms against 403 ms."""
 FEWEST_RUNS = 3
 _CPU = torch.device("cpu")
 _conv2d_weight: Callable[..., torch.Tensor] = conv2d_weight
@@ -68,16 +68,16 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 @dataclass(frozen=True)
 class Product:
-    """That of a linear layer, or with `side` of a convolution of 3 × 3 on images of this side."""
+    """The product of a linear layer, or with `side` of a convolution of 3 × 3 on images of this side."""
 
     inputs: int
     outputs: int
     rows: int = 1
-    """Of a sample, in a linear layer."""
+    """Rows of a sample, in a linear layer."""
     side: int = 0
 
     def count(self, batch: int) -> int:
-        """Return how many multiplications it takes."""
+        """Return its number of multiplications."""
         results = 9 * self.side**2 if self.side else self.rows
         return batch * results * self.inputs * self.outputs
 
@@ -86,7 +86,7 @@ class Product:
         return f"3×3, {channels}, {self.side}×{self.side}" if self.side else channels
 
     def ways(self, batch: int) -> dict[str, Callable[[], object]]:
-        """Return what computes it, and the gradient of its weights, in float32 and in 8 bits."""
+        """Return the calls that compute it, and the gradient of its weights, in float32 and in 8 bits."""
         return self._convolution(batch) if self.side else self._linear(batch * self.rows)
 
     def _linear(self, rows: int) -> dict[str, Callable[[], object]]:
@@ -123,11 +123,11 @@ class Product:
 
 @dataclass(frozen=True)
 class NetworkCase:
-    """A network, its input and what to compute of its output."""
+    """A network, its input and the loss of its output."""
 
     make: Callable[[Layers], nn.Module]
     shape: tuple[int, ...]
-    """Of one sample."""
+    """Shape of one sample."""
     batch: int = 32
     classes: int = 10
     """0: the loss is a random linear function of the output, and the input wants a gradient as well, as that of a layer
@@ -135,7 +135,7 @@ class NetworkCase:
     note: str = ""
     product: Product | None = None
     published: bool = False
-    """Whether it is the network that the published code was measured on."""
+    """Whether the published code was measured on this network."""
 
 
 def _block(layers: Layers) -> nn.Module:
@@ -233,7 +233,7 @@ class Step:
         return time.perf_counter() - start
 
     def kept_bytes(self) -> int:
-        """What one forward pass keeps for its backward pass."""
+        """Bytes that one forward pass keeps for its backward pass."""
         # The direction is a part of the measurement, not of the network.
         return kept_bytes(self.model, self.loss, *(() if self.case.classes else (self.direction,)))
 
@@ -278,7 +278,7 @@ def _allow_tf32(allowed: bool) -> None:
 def measure(
     name: str, ways: Sequence[str], *, runs: int, seconds: float, quick: bool, device: torch.device
 ) -> dict[str, Any]:
-    """Return the figures of one network; ways that it cannot compute in are left out."""
+    """Return the figures of one network, without the ways in which it cannot be computed."""
     case = NETWORKS[name]
     print(f"  {name} …", file=sys.stderr, flush=True)
     batch = max(1, case.batch // 4) if quick else case.batch
@@ -338,7 +338,7 @@ def _median_ratio(times: list[float], of_int8: list[float] | None) -> float | No
 
 
 def _peak_of_own_process(name: str, way: str, device: torch.device) -> int:
-    """Return how much memory three steps take in a process of their own, beyond what it held before."""
+    """Return the memory of three steps in a process of their own, beyond what it held before."""
     command = [sys.executable, __file__, "--device", str(device), "--peak", name, way]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, **ENVIRONMENT, **FRUGAL}
@@ -355,7 +355,7 @@ def _measure_peak(name: str, way: str, device: torch.device) -> int:
         for _ in range(3):
             step()
         return torch.cuda.max_memory_allocated(device) - before
-    # What getrusage calls the largest size is also that of the process which started this one.
+    # The largest size by getrusage may be that of the process which started this one.
     Path("/proc/self/clear_refs").write_text("5")
     before = _resident_bytes()
     for _ in range(3):

@@ -63,7 +63,7 @@ class Step:
 
 
 def measure(size: int, batch: int, runs: int) -> dict[str, dict[str, float]]:
-    """Return median milliseconds, and by how much faster than `composed`, of each way."""
+    """Return median milliseconds, and the speed-up over `composed`, of each way."""
     steps = {way: Step(way, size, batch) for way in WAYS}
     turns = [{way: step.seconds() for way, step in steps.items()} for _ in range(WARM_UP + runs)][WARM_UP:]
     return {

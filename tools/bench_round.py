@@ -57,7 +57,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("train", "algorithm", "compress", "encode", "decode", "apply", "record", "save")
 
 BUDGET_MS = {270_000: 10.0, 11_000_000: 150.0}
-"""CPU milliseconds a round and peer that everything but training may take with the compressed differences."""
+"""CPU milliseconds a round and peer, training excluded, that the compressed differences may take."""
 
 WARM_UP_ROUNDS = 3
 _TIMEOUT_S = 600.0
@@ -69,7 +69,7 @@ class System:
 
     name: str
     settings: tuple[str, ...]
-    """Of the peers; empty for the all-reduce."""
+    """Settings of the peers; empty for the all-reduce."""
 
 
 COMPRESSED = "quant-sgp, top 1 %, 4 bits"
@@ -129,7 +129,7 @@ class StageClock:
 
 
 def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
-    """Run one peer to its end, and write what its rounds took."""
+    """Run one peer to its end, and write the costs of its rounds."""
     from peer import gossip, wire
     from peer.config import options as config
     from peer.gossip import mixing
@@ -210,7 +210,7 @@ def _profiled_worker(path: Path) -> Iterator[None]:
 
 
 def run_all_reduce(rank: int, num_peers: int, size: int, rounds: int, store: Path, result_file: Path) -> None:
-    """Average a vector with the other processes in every round, and write what the rounds took."""
+    """Average a vector with the other processes in every round, and write the costs of the rounds."""
     import torch
     import torch.distributed as distributed
 
@@ -259,7 +259,7 @@ def _peak_rss_bytes() -> int:
 def run_trial(
     system: System, size: int, num_peers: int, rounds: int, seed: int, folder: Path, profile: bool
 ) -> list[dict[str, Any]]:
-    """Return what the processes of one trial wrote, one entry for each."""
+    """Return the results that the processes of one trial wrote, one entry for each."""
     folder.mkdir()
     results = [folder / f"result-{index}.json" for index in range(num_peers)]
     if system.settings:
@@ -376,7 +376,7 @@ def _typical(values: Sequence[float]) -> dict[str, float]:
 
 
 def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what the figures depend on."""
+    """Return the conditions of the figures."""
     from peer.run.summary import machine_facts
 
     return {
@@ -439,7 +439,7 @@ def _digits(value: float) -> str:
 
 
 def over_budget(size: int, rows: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Print whether the compressed differences keep to the budget of their size; return whether they do not."""
+    """Print whether the compressed differences keep to the budget of their size; return whether they exceed it."""
     if size not in BUDGET_MS or COMPRESSED not in rows:
         return False
     spent = 1e3 * float(rows[COMPRESSED]["overhead_s"]["mean"])

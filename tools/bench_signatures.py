@@ -3,9 +3,9 @@
     python tools/bench_signatures.py [--peers 4,8] [--told-every 250,20,1] [--rounds 500] [--repeats 3] [--json FILE]
 
 Real peers, as `sotto run` starts them, train the digits with `quant-sgp` under mutual TLS on loopback. `--told-every`
-is after how many rounds every peer measures its model and tells all others its accuracy, signed; by default that is 250
-(`evaluation.every_rounds` times `share_every`). Each accuracy is signed once and checked once by every other peer. The
-cases take turns, `--repeats` times over, so that a busy machine disturbs all alike.
+is the number of rounds after which every peer measures its model and tells all others its accuracy, signed; by default
+that is 250 (`evaluation.every_rounds` times `share_every`). Each accuracy is signed once and checked once by every
+other peer. The cases take turns, `--repeats` times over, so that a busy machine disturbs all alike.
 
 Signing is `Statements.sign`, with the counter that is reserved on disk; checking is `Statements.check`, with the
 certificate. Both are counted in the processes that are measured, in processor time of their thread, and compared with
@@ -50,7 +50,7 @@ R = TypeVar("R")
 
 @dataclass(kw_only=True)
 class Spent:
-    """What one peer spent from round `WARM_UP_ROUNDS` on."""
+    """Costs of one peer from round `WARM_UP_ROUNDS` on."""
 
     signed: int = 0
     checked: int = 0
@@ -62,12 +62,12 @@ class Spent:
 
     @property
     def share(self) -> float:
-        """The part that signing and checking took."""
+        """The part of signing and checking."""
         return (self.sign_s + self.check_s) / self.process_s
 
 
 def run_peer(config_file: Path, result_file: Path) -> None:
-    """Run one peer to its end, and write what it spent."""
+    """Run one peer to its end, and write its costs."""
     spent, begun = Spent(), list[float]()
 
     def counted(function: Callable[P, R], count: str, seconds: str) -> Callable[P, R]:
@@ -103,7 +103,7 @@ def run_peer(config_file: Path, result_file: Path) -> None:
 
 
 def measure(peers: int, told_every: int, rounds: int, folder: Path) -> list[Spent]:
-    """Return what each of so many peers spent."""
+    """Return the costs of each peer."""
     settings = (
         "run.name=bench-signatures",
         f"run.rounds={rounds}",

@@ -10,8 +10,8 @@ For each repeat these take turns, so that a busy machine disturbs all alike:
     sotto up, default    the same with the job that `sotto up` runs by default
 
 Seconds are those on the clock until the row of the round is in the peer's metrics; CPU is user and system time of all
-processes until then. Ratios are medians over the repeats, each within one repeat. Memory is what the kernel says at
-that moment (`smaps_rollup`): resident, its proportional share (pages that n processes share count as 1/n), and private,
+processes until then. Ratios are medians over the repeats, each within one repeat. Memory is the kernel's figure at that
+moment (`smaps_rollup`): resident, its proportional share (pages that n processes share count as 1/n), and private,
 which nobody shares; of `sotto up`, the mean of a peer. Bytecode is read from files, as in an installation.
 """
 
@@ -48,7 +48,7 @@ _ENDLESS = ("run.rounds=1000000",)
 
 @dataclass(frozen=True)
 class Memory:
-    """Of one process, in MB (10^6 bytes)."""
+    """Memory of one process, in MB (10^6 bytes)."""
 
     resident: float
     share: float
@@ -72,12 +72,12 @@ def memory(rollup: Path) -> Memory:
 
 
 def rollup_of(pid: int) -> Path:
-    """Return where the kernel says what memory a process has now."""
+    """Return the kernel's file on the present memory of a process."""
     return Path(f"/proc/{pid}/smaps_rollup")
 
 
 def family(pid: int) -> list[int]:
-    """Return a process and all below it."""
+    """Return a process and all of its descendants."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -117,7 +117,7 @@ def started(arguments: Sequence[str], folder: Path) -> Iterator[subprocess.Popen
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait until the condition holds, which a process works towards."""
+    """Wait until the condition holds, towards which a process works."""
     until = time.monotonic() + _TIMEOUT_S
     while not condition():
         if process.poll() is not None or time.monotonic() > until:

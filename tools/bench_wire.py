@@ -121,16 +121,16 @@ def seconds_of(action: Action) -> float:
 
 @dataclass(frozen=True)
 class Subject:
-    """One kind of message of one model, or what it is compared with."""
+    """One kind of message of one model, or a yardstick."""
 
     actions: dict[str, Action]
-    """By column."""
+    """Actions by column."""
     frame_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model's layers, and what is done with its numbers."""
+    """A model's layers, and the actions on its numbers."""
 
     layout: Layout
     subjects: dict[str, Subject]
@@ -138,7 +138,7 @@ class Model:
 
 
 def yardsticks(x: npt.NDArray[np.float32], target: npt.NDArray[np.float32]) -> dict[str, Subject]:
-    """Return what else could be done with the bytes of `x`."""
+    """Return the yardsticks for the bytes of `x`."""
     zstd = zstandard.ZstdCompressor(level=1)
     packed = zstd.compress(x.data)
     return {
@@ -155,7 +155,7 @@ def yardsticks(x: npt.NDArray[np.float32], target: npt.NDArray[np.float32]) -> d
 
 
 def messages(x: npt.NDArray[np.float32], target: npt.NDArray[np.float32], layout: Layout, what: str) -> Subject:
-    """Return what is measured of one compressor."""
+    """Return the subject for one compressor."""
     compressor = compress.build(**COMPRESSORS[what])
     draws = PeerDraws(1, 0, 1)
     y = x + np.float32(1e-5)
@@ -191,7 +191,7 @@ def messages(x: npt.NDArray[np.float32], target: npt.NDArray[np.float32], layout
 
 
 def build(model: str) -> Model:
-    """Return what is measured of a model."""
+    """Return a model with its subjects."""
     layout = Layout.of_sizes(MODELS[model]())
     x = numbers_for(layout)
     target = np.zeros_like(x)

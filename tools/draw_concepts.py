@@ -99,8 +99,8 @@ def overview() -> Picture:
 
 
 def push_sum() -> Picture:
-    """Return what x and x/u do on a directed graph of three peers."""
-    # W[i][j]: peer j gives this share of what it has to peer i. Columns sum to 1, rows do not.
+    """Return the course of x and x/u on a directed graph of three peers."""
+    # W[i][j]: peer j gives this share of its mass to peer i. Columns sum to 1, rows do not.
     mixing = ((1 / 3, 0.0, 1 / 2), (1 / 3, 1 / 2, 0.0), (1 / 3, 1 / 2, 1 / 2))
     x, u = [9.0, 3.0, 0.0], [1.0, 1.0, 1.0]
     history = [(x, u)]
@@ -150,11 +150,11 @@ def error_feedback() -> Picture:
 
 
 def replicas() -> Picture:
-    """Return how a replica follows a number of which a rounded difference is sent in each round."""
+    """Return a replica that follows a number of which a rounded difference is sent in each round."""
     xs = [3.0 * (1 - math.exp(-t / 9)) + 0.25 * math.sin(t / 1.7) for t in range(31)]
     copy, copies = 0.0, []
     for x in xs:
-        # C(d): half of the difference, rounded to steps of 0.4. What that leaves is in the next difference.
+        # C(d): half of the difference, rounded to steps of 0.4. The rest is in the next difference.
         copy += 0.4 * round(0.5 * (x - copy) / 0.4)
         copies.append(copy)
     picture = Picture(640, 250, "A replica follows the model of its owner by rounded differences.")
@@ -193,7 +193,7 @@ def modulo_codes() -> Picture:
 
 
 def journal() -> Picture:
-    """Return what is on disk when a peer is killed, and what it does after that."""
+    """Return the content of the disk when a peer is killed, and the actions of the peer after that."""
     picture = Picture(640, 230, "The journal: checkpoint, records of rounds, a kill, and the way back.")
     picture.text(20, 32, "on disk", anchor="start", size=14)
     for x, width, words, fill in (

@@ -30,7 +30,7 @@ def generate(target: Path) -> None:
     if status := protoc.main([*arguments, *sources]):
         raise SystemExit(status)
     for stub in target.rglob("*_pb2.pyi"):
-        # protoc leaves out what a mapping holds.
+        # protoc leaves out the types of keys and values of a mapping.
         stub.write_text(re.sub(r"\b_Mapping\](?!\[)", "_Mapping[str, object]]", stub.read_text()))
 
 

@@ -1,4 +1,4 @@
-"""What the programs that measure share: rows that are kept as JSON, and tables that are printed as rows come."""
+"""Common parts of the programs that measure: rows kept as JSON, and tables printed as rows come."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Lines(Grid[C, Row]):
         key: Callable[[C], Hashable],
         key_of: Callable[[Row], Hashable],
     ) -> None:
-        """`key` is that of a cell, and `key_of` of a row that is there."""
+        """`key` gives the key of a cell, and `key_of` that of an existing row."""
         super().__init__(cells)
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self.kept: list[Row] = [json.loads(line) for line in lines if line.strip()]
@@ -37,7 +37,7 @@ class Lines(Grid[C, Row]):
         self._file, self._key, self._by_key = file, key, {key_of(row): row for row in self.kept}
 
     def get(self, cell: C) -> Row | None:
-        """Return what the last line of a cell says."""
+        """Return the last line of a cell."""
         return self._by_key.get(self._key(cell))
 
     def put(self, cell: C, row: Row) -> None:
@@ -54,13 +54,13 @@ class Option(Table):
 
     default: str | int | float | bool | None = None
     kind: Literal["int", "float", "str", "path"] = "str"
-    """Of an option without a default. One whose default is false takes no value."""
+    """Type of an option without a default. One whose default is false takes no value."""
     choices: tuple[str, ...] | None = None
     required: bool = False
     help: str | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """Return how argparse is told."""
+        """Return the keyword arguments for argparse."""
         if self.default is False:
             return {"action": "store_true", "help": self.help}
         kinds: dict[str, type] = {"int": int, "float": float, "str": str, "path": Path}
@@ -70,31 +70,31 @@ class Option(Table):
 
 
 Values: TypeAlias = tuple[str | int | float, ...]
-"""Of one kind, which is that of what the command line says."""
+"""Values of one type, which is also that of the values on the command line."""
 
 
 class Program(Table):
-    """What `jobs/NAME.toml` says of a program: what its runs share, the axes of its grid, and its other options."""
+    """Description of a program in `jobs/NAME.toml`: the job of its runs, the axes of its grid, and other options."""
 
     job: tuple[str, ...]
     """Overrides that all runs share."""
     axes: Mapping[str, Values] = Field(default_factory=dict)
-    """Option → its values if it is not given; those of the command line are separated by commas."""
+    """Option → its default values; those of the command line are separated by commas."""
     repeated: Mapping[str, Values] = Field(default_factory=dict)
     """The same for axes whose option may be repeated."""
     closed: tuple[str, ...] = ()
-    """Those of them that have no other values."""
+    """Those of them that take no other values."""
     options: Mapping[str, Option] = Field(default_factory=dict)
     settings: str | None = None
     """Help of --set, if there is that option."""
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """Return what is said of a program."""
+        """Return the description of a program."""
         return read_description(cls, Path(__file__).with_name("jobs") / f"{name}.toml")
 
     def parse(self, doc: str | None) -> argparse.Namespace:
-        """Return the options of the command line; `doc` is what help shows first."""
+        """Return the options of the command line; help begins with `doc`."""
         parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         for name, values in self.axes.items():
             kind, shown = type(values[0]), ",".join(map(str, values))
@@ -123,6 +123,6 @@ def split(kind: type[Any], text: str) -> tuple[Any, ...]:
 
 
 def write_rows(rows: Iterable[Any], file: Path | None) -> None:
-    """Write rows, which are dataclasses, as JSON to a file, if one is named."""
+    """Write dataclasses as JSON to a file, if one is named."""
     if file is not None:
         file.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")

@@ -45,14 +45,14 @@ class Row:
     worst: float
     mean: float
     averaged: float
-    """Of the average of all models."""
+    """Accuracy of the average of all models."""
     sent_mbytes: float
-    """Of each peer, on average."""
+    """Mean over the peers."""
     cpu_s: float
 
 
 def train(where: sottovoce.Place, setup: RunSetup, every: int, momentum: float, rate: float) -> npt.NDArray[np.float32]:
-    """Do what a training script does; return the model that this peer comes to."""
+    """Train as a training script does; return the final model of this peer."""
     trainer = setup.trainer(where.index)
     optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
     with sottovoce.join(

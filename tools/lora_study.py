@@ -43,7 +43,7 @@ EVERY = 10
 LENGTH, BATCH = 40, 32
 RANK = 4
 FIRST_STEPS = 200
-"""Of the training before, with batches of twice the size."""
+"""Steps of the training before, with batches of twice the size."""
 LINK = Profile(up_kbit=1000, down_kbit=1000, latency_ms=10)
 GOSSIP = ("training.task=loop", "graph.kind=exponential-one-peer", "evaluation.every_rounds=0", "transport.linger_s=60")
 EXACT = ("algorithm.name=sgp", "compressor.kind=none")
@@ -51,14 +51,14 @@ EXACT = ("algorithm.name=sgp", "compressor.kind=none")
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How the devices train."""
+    """One way to train on the devices."""
 
     adapters: bool = True
     """Whether only adapters and the classifier are trained."""
     frozen: bool = True
     """Whether A is frozen."""
     settings: tuple[str, ...] | None = None
-    """Of gossip."""
+    """Settings of gossip."""
     rate: float = 3e-3
     devices: int = DEVICES
 
@@ -77,17 +77,17 @@ WAYS: Mapping[str, Way] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a device came to."""
+    """The result of a device."""
 
     accuracy: float
-    """In percent."""
+    """Accuracy in percent."""
     began: float
     ended: float
     sent_bytes: int
     message_bytes: int
-    """Of gossip: size of its messages, without headers."""
+    """Size of the messages of gossip, without headers."""
     trained: int
-    """How many numbers are trained, and so exchanged."""
+    """Count of the numbers that are trained, and so exchanged."""
     steps: int
     cpu_s: float
 
@@ -236,7 +236,7 @@ def train(arguments: argparse.Namespace, way: Way, rank: int) -> Result:
 
 
 def pretrain(arguments: argparse.Namespace) -> BertForSequenceClassification:
-    """Return a small BERT that was trained on the first half, briefly, so that there is something left to learn."""
+    """Return a small BERT trained on the first half, so briefly that there is something left to learn."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     size = BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512)

@@ -52,7 +52,7 @@ STEP_S = 0.01
 
 
 class ChangingRun:
-    """A run of participants on a virtual clock in which something happens to one peer in the middle."""
+    """A run of participants on a virtual clock with a change to one peer in the middle."""
 
     def __init__(self, config: Config, case: str) -> None:
         use_one_thread()
@@ -169,7 +169,7 @@ def configuration(algorithm: str, case: str, seed: int, rounds: int) -> Config:
 
 
 def table(rows: Sequence[Row], rounds: int) -> list[dict[str, Any]]:
-    """Return, for each algorithm and change, the mean over the seeds that are there of both runs."""
+    """Return, for each algorithm and change, the means of both runs over the seeds measured."""
     worst = {(r["algorithm"], r["case"], r["seed"]): r["worst"] for r in rows if r["rounds"] == rounds}
     lines = []
     for algorithm in ALGORITHMS:

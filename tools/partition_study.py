@@ -34,12 +34,12 @@ PEERS = 8
 SIDE = frozenset(range(PEERS // 2))
 ALLOWED_POINTS = 1.0
 _FROM, _UNTIL = 0.4, 0.6
-"""Of the run; a round takes a virtual second where nobody is late."""
+"""Fractions of the run; a round takes a virtual second where nobody is late."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one run ended: accuracies in percent; 0 if it diverged."""
+    """Accuracies at the end of one run, in percent; 0 if it diverged."""
 
     worst: float
     averaged: float
@@ -56,11 +56,11 @@ class Row:
     waits: Outcome
     """Each side waits after `rounds.max_skipped_rounds` rounds."""
     goes_on: Outcome
-    """It never does."""
+    """Neither side ever waits."""
 
 
 def outcome(config: Config, *cuts: Cut) -> Outcome:
-    """Run a job over links that are cut like that."""
+    """Run a job over links with these cuts."""
     try:
         found = run(config, Path(), num_peers=PEERS, links=LinkModel(cuts=cuts), step_s=1.0, baseline=False).summary
     except DivergenceError:

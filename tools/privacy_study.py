@@ -34,7 +34,7 @@ ATTACKERS = 2
 
 @dataclass(frozen=True)
 class Choice:
-    """What is tuned."""
+    """The tuned settings."""
 
     rate: float
     clip_norm: float | None
@@ -61,7 +61,7 @@ def settings(arguments: argparse.Namespace, epsilon: str, skew: str, seed: int, 
 
 
 def result(config: Config, attack: str | None) -> Result:
-    """Return what a run came to; of the honest peers, where some attack."""
+    """Return the result of a run; that of the honest peers, where some attack."""
     run = AttackedRun(config, Path(), num_peers=PEERS)
     if attack is not None:
         run.attackers, run.attack = ATTACKERS, attack

@@ -34,9 +34,9 @@ class Release:
 
     version: str
     packages: Path
-    """The folder in which Python finds its packages; what it depends on is that of this process."""
+    """The folder in which Python finds its packages; its dependencies are those of this process."""
     server: ForkServer | None = None
-    """What its peers are forked from; without one, each is started anew."""
+    """The process from which its peers are forked; without one, each is started anew."""
     python: str = ""
     """The interpreter, by default that of this process."""
 
@@ -46,7 +46,7 @@ class Release:
         return ["env", "PYTHONSAFEPATH=1", f"PYTHONPATH={self.packages}", self.python or sys.executable]
 
     def fork_server(self) -> ForkServer:
-        """Start what its peers can be forked from."""
+        """Start the process from which its peers can be forked."""
         is_older = (self.packages / "peer" / "fork_server.py").exists()  # As release 0.2 has it.
         return ForkServer([*self.interpreter(), "-m", "peer.fork_server" if is_older else "peer.cli.fork_server"])
 
@@ -68,7 +68,7 @@ def _output(command: Sequence[str]) -> str:
 
 
 def this_release() -> Release:
-    """Return the release that these sources are."""
+    """Return the release of these sources."""
     return Release(__version__, REPOSITORY)
 
 
@@ -88,7 +88,7 @@ class Device:
     def __init__(self, kit: Path) -> None:
         self.kit, self.name, self.file = kit, kit.name, kit / "peer.toml"
         self.release: Release | None = None
-        """What it runs; None while it does not."""
+        """The running release; None while there is none."""
         self._process: PeerProcess | None = None
 
     @property
@@ -128,14 +128,14 @@ class Device:
         return None if self._process is None else self._process.poll()
 
     def status(self) -> dict[str, Any] | None:
-        """Return what its peer says of itself; None where it does not answer."""
+        """Return the status of its peer; None where it does not answer."""
         try:
             return control.call(load(self.file, environment={}), self.kit, None, "status")
         except SottoError:
             return None
 
     def round(self) -> int:
-        """Return how many rounds its peer has completed; −1 where it does not answer."""
+        """Return the rounds that its peer has completed; −1 where it does not answer."""
         status = self.status()
         return -1 if status is None else int(status["round"])
 
@@ -166,7 +166,7 @@ class Devices:
             device.start(release)
 
     def until(self, condition: Callable[[], bool], what: str, within_s: float = 240.0) -> None:
-        """Wait until something is so. Raises SottoError if a peer fails, or it takes too long."""
+        """Wait until the condition holds. Raises SottoError if a peer fails, or it takes too long."""
         deadline = time.monotonic() + within_s
         while not condition():
             for device in self.all:
@@ -189,7 +189,7 @@ class Devices:
         self.until(are_beyond, f"rounds after {round_}")
 
     def furthest(self) -> int:
-        """Return the rounds that the peer which is furthest has completed."""
+        """Return the completed rounds of the peer that is furthest."""
         return max(device.round() for device in self.all)
 
     def finish(self, timeout_s: float = _END_S) -> list[int]:

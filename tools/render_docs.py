@@ -78,7 +78,7 @@ _API = """\
 
 
 def _function(name: str, function: Callable[..., object], level: str) -> str:
-    """Return what a function takes, with one line for each argument, and what it says of itself."""
+    """Return the signature of a function, with one line for each argument, and its docstring."""
     signature = inspect.signature(function)
     lines, keywords = [], False
     for each in signature.parameters.values():
@@ -98,7 +98,7 @@ def _members(name: str, kind: type) -> Iterator[str]:
     assert isinstance(source, ast.ClassDef)
     rows = []
     for node, following in itertools.pairwise([*source.body, ast.Pass()]):
-        # What a value does not show of itself is private.
+        # Fields left out of the repr are private.
         if isinstance(node, ast.AnnAssign) and "repr=False" not in ast.unparse(node):
             said = following.value if isinstance(following, ast.Expr) else None
             text = str(said.value) if isinstance(said, ast.Constant) else ""
@@ -146,7 +146,7 @@ The value `"none"` leaves an optional key unset. Relative paths start from the f
 
 
 def walk() -> Iterator[tuple[str, click.Command, click.Context]]:
-    """Return every command of `sotto` with its full name, groups before what is in them."""
+    """Return every command of `sotto` with its full name, groups before their commands."""
 
     def below(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command, click.Context]]:
         yield context.command_path, command, context
@@ -204,7 +204,7 @@ def _code(text: str) -> str:
 
 
 def stale_pages(root: Path = ROOT) -> list[str]:
-    """Return a sentence for each page below `root` that is not what the code says."""
+    """Return a sentence for each page below `root` that differs from the code."""
     found = []
     for name, render in PAGES.items():
         path = root / name

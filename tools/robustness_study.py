@@ -44,7 +44,7 @@ NEGATIVE, DEVIATIONS = -4.0, 1.5
 
 
 class AttackedRun(Simulator):
-    """A run whose last peers send something else than their models."""
+    """A run whose last peers send other numbers than their models."""
 
     attack: str = ATTACKS[0]
     attackers: int = 0
@@ -72,7 +72,7 @@ class AttackedRun(Simulator):
 
 
 def poison(attack: str, own: FloatArray, honest: Sequence[FloatArray], rng: np.random.Generator) -> FloatArray:
-    """Return what an attacker sends in the place of its model, float32[n]."""
+    """Return the numbers that an attacker sends in place of its model, float32[n]."""
     if attack == "negative":
         return own * np.float32(NEGATIVE)
     if attack == "noise":

@@ -33,7 +33,7 @@ PEER_ROUNDS = 8_000
 SAMPLES_OF_A_PEER = 20
 PROGRAM = Program.named("scale")
 CODED = {"moniqua": ("compressor.kind=modulo", "compressor.bits=4", "algorithm.theta=constant")}
-"""What an algorithm needs that the defaults are not made for."""
+"""Settings that an algorithm needs besides the defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +49,15 @@ class Measurement:
     setup_s: float
     """CPU seconds in which data, graph and all peers are built."""
     peer_rounds_per_s: float
-    """Of CPU time."""
+    """Peers × rounds in a second of CPU time."""
     memory_bytes_per_peer: float
-    """At the end of the run."""
+    """Memory at the end of the run."""
     peak_bytes_per_peer: float
-    """At the worst moment, setup included."""
+    """Memory at the worst moment, setup included."""
     model_bytes: int
-    """One vector of parameters, to compare with."""
+    """Size of one vector of parameters, to compare with."""
     messages_per_peer: float
-    """In a round."""
+    """Messages in a round."""
 
 
 def main() -> int:
@@ -106,7 +106,7 @@ def measure(peers: int, rounds: int | None, stacked: bool, settings: list[str], 
             left[done] -= 1
             if left[done] == 0:
                 passed[done] = time.process_time()
-                # Around the rounds that are timed, so that setup and evaluation stay out.
+                # The profile covers the timed rounds alone, without setup and evaluation.
                 if profile:
                     profiler.enable() if done == 1 else profiler.disable()
 
@@ -161,7 +161,7 @@ def _in_own_process(
     command += ["--rounds", str(arguments.rounds)] if arguments.rounds else []
     command += [word for change in arguments.set for word in ("--set", change)]
     command += ["--profile"] if arguments.profile else []
-    # One thread: what a simulation of small models is fastest with.
+    # A simulation of small models is fastest with one thread.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return Measurement(**json.loads(done.stdout.splitlines()[-1]))

@@ -39,19 +39,19 @@ from peer.state.metrics import LinkRecord
 
 PORT = 7700
 ETHERNET_BYTES = 14
-"""What an interface counts on top of each IP packet."""
+"""Bytes that an interface counts on top of each IP packet."""
 SEGMENT_HEADER_BYTES = 52
 """IP and TCP headers of a segment over IPv4, with time stamps."""
 _BURST_BYTES = 4 * 1514
 _QUEUE_MS = 2000
-"""Room for what a modem queues. Where it overflows, TCP counts segments that never reach the interface."""
+"""Room for the queue of a modem. If it overflows, TCP counts segments that never reach the interface."""
 _SAMPLE_S = 0.25
 
 _serial = itertools.count()
 
 
 def missing_tools() -> str | None:
-    """Return why links cannot be shaped here, in a sentence; None if they can."""
+    """Return the reason why links cannot be shaped here, in a sentence; None if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for tool in ("ip", "tc"):
@@ -62,16 +62,16 @@ def missing_tools() -> str | None:
 
 @dataclass(frozen=True)
 class Sample:
-    """How many bytes had left an interface at some time between two."""
+    """Bytes that had left an interface at some time between a question and its answer."""
 
     asked_s: float
-    """When the kernel was asked (time.monotonic)."""
+    """Time of the question to the kernel (time.monotonic)."""
     told_s: float
-    """When it had answered; on a busy machine that is later."""
+    """Time of its answer; on a busy machine that is later."""
     num_bytes: int
 
     def rate_until(self, later: Sample) -> float:
-        """Return how many bytes a second left the interface at least, from this sample to a later one."""
+        """Return the least bytes a second that left the interface, from this sample to a later one."""
         return (later.num_bytes - self.num_bytes) / (later.told_s - self.asked_s)
 
 
@@ -99,7 +99,7 @@ class ShapedNetwork:
         return f"10.77.{peer // 250}.{peer % 250 + 1}"
 
     def command(self, peer: int) -> list[str]:
-        """Return what to put before a command that is to run in a peer's network."""
+        """Return the prefix of a command that is to run in a peer's network."""
         return ["ip", "netns", "exec", self._names[peer]]
 
     def sent_bytes(self) -> dict[tuple[int, int], Sample]:
@@ -116,7 +116,7 @@ class ShapedNetwork:
         return counted
 
     def close(self) -> None:
-        """Kill what still runs inside, and remove everything."""
+        """Kill the processes that still run inside, and remove everything."""
         for name in self._names:
             remove_namespace(name)
 
@@ -162,7 +162,7 @@ class LinkFigures:
     receiver: int
     samples: list[Sample] = field(default_factory=list)
     record: LinkRecord | None = None
-    """What the sender's own accounts say."""
+    """The sender's own accounts."""
 
     @property
     def interface_bytes(self) -> int:
@@ -188,7 +188,7 @@ class LinkFigures:
 
     @property
     def expected_interface_bytes(self) -> float | None:
-        """What the interface should have counted by the peer's own accounts: its packets, in Ethernet frames."""
+        """Bytes of the interface by the peer's own accounts: its packets, in Ethernet frames."""
         record = self.record
         if record is None or record.packet_bytes is None or record.socket_bytes is None:
             return None
@@ -198,12 +198,12 @@ class LinkFigures:
 
 @dataclass
 class ShapedRun:
-    """What a run over shaped links came to."""
+    """The result of a run over shaped links."""
 
     seconds: float
     links: list[LinkFigures]
     accuracy: float | None
-    """Of the averaged model."""
+    """Accuracy of the averaged model."""
     settings: list[list[float]]
     """For each peer, the fraction or the bits of every round."""
     logs: list[str]
@@ -212,7 +212,7 @@ class ShapedRun:
 def run_shaped(
     config: Config, directory: Path, *, num_peers: int, rate_kbit: float, base: Path | None = None, limit_s: float = 600
 ) -> ShapedRun:
-    """Train over shaped links to the last round; return what was measured. `directory` exists and is empty.
+    """Train over shaped links to the last round; return the figures. `directory` exists and is empty.
 
     Raises SottoError if a peer fails or the run takes longer than `limit_s` seconds.
     """

@@ -36,9 +36,9 @@ class Row:
 
     algorithm: str
     factor: float
-    """How many times slower the last peer is."""
+    """Ratio of the last peer's step time to that of the others."""
     others_steps_per_s: float
-    """Median of the other peers."""
+    """Median rate of the other peers."""
     slowest_other_steps_per_s: float
     slow_steps_per_s: float
     staleness: float | None

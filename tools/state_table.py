@@ -1,4 +1,4 @@
-"""How much each algorithm keeps between two rounds beside the model, measured on running peers.
+"""State that each algorithm keeps between two rounds beside the model, measured on running peers.
 
     python tools/state_table.py [--parameters 100000] [--json]
 

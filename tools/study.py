@@ -49,15 +49,15 @@ class Contender(description.Contender):
     """One row of a table; `--only` selects it by its name."""
 
     message: str
-    """How a message is compressed, in the papers' words."""
+    """Compression of a message, in the papers' words."""
     paper: str = MISSING
-    """The figure that a paper reports for the same or the nearest setting, in percent, and where."""
+    """The figure that a paper reports for the same or the nearest setting, in percent, and its place."""
     twin: str = ""
     """The message of the row of the same name that this one is compared with, in place of the study's reference."""
 
 
 class Study(description.Table):
-    """A table: what all its rows share, the rows, and what to compare them with."""
+    """A table: the settings of all its rows, the rows, and their references."""
 
     job: tuple[str, ...]
     contenders: tuple[Contender, ...]
@@ -79,12 +79,12 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Hex digest of everything that is set. What is not takes its default, and a new option changes no key."""
+        """Hex digest of all options set. The others take their defaults, and a new option changes no key."""
         described = json.dumps([self.peers, self.device, self.job()], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def job(self) -> dict[str, Any]:
-        """Return what is set, without the place of the data."""
+        """Return all options set, without the place of the data."""
         job = self.config.model_dump(mode="json", exclude_defaults=True)
         job.get("data", {}).pop("directory", None)
         return job
@@ -187,7 +187,7 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 def estimate(missing: Sequence[Run]) -> str:
-    """Return how long the runs take, from some rounds of the first one."""
+    """Return the expected duration of the runs, from some rounds of the first one."""
     if not missing:
         return "nothing"
     spent: list[float] = []

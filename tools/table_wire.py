@@ -51,7 +51,7 @@ class Snapshot:
     before: Vector
     """The model one step earlier."""
     change: Vector
-    """Of the model over the last ten steps."""
+    """Change of the model over the last ten steps."""
     loss: float
 
 
@@ -63,9 +63,9 @@ class Row:
     of: str
     frame_bytes: int
     sent: float
-    """Bits a parameter."""
+    """Bits sent per parameter."""
     bound: float
-    """Bits a parameter."""
+    """Least bits per parameter."""
     ratio: float
     indices: float | None
     """Bits of the indices over log₂ C(n, k)."""
@@ -74,11 +74,11 @@ class Row:
     layers: float | None
     """The same with each layer's own entropy."""
     learned: float | None
-    """That, with what no code can avoid that is not told the frequencies of each layer: see `regret_bits`."""
+    """The same, with the cost that no code avoids which is not told each layer's frequencies: see `regret_bits`."""
     overhead_bytes: int
     """Headers and checksum."""
     overhead_allowed: int
-    """64 a message and 8 a layer."""
+    """Bytes allowed for them: 64 a message and 8 a layer."""
 
 
 def snapshot(data: str, steps: int, batch: int, seed: int) -> Snapshot:
@@ -142,7 +142,7 @@ def rows_of(shot: Snapshot) -> list[Row]:
 
 
 def row(what: str, of: str, vector: Vector, shot: Snapshot, before: Vector | None = None, **settings: Any) -> Row:
-    """Return what one message costs."""
+    """Return the cost of one message."""
     compressor = compress.build(**settings)
 
     def message_of(x: Vector, number: int) -> Message:
@@ -180,7 +180,7 @@ def row(what: str, of: str, vector: Vector, shot: Snapshot, before: Vector | Non
 
 
 def codes_of(layer: LayerPayload) -> npt.NDArray[Any]:
-    """Return the codes of a layer, of whatever kind."""
+    """Return the codes of a layer of any kind."""
     assert isinstance(layer, (Levels, Residues))
     return layer.codes if isinstance(layer, Levels) else layer.residues
 
@@ -232,9 +232,9 @@ def elias_gamma_bytes(vector: Vector, fraction: float) -> int:
 
 
 def hivemind_bytes(vector: Vector) -> tuple[int, str]:
-    """Return the bytes of hivemind's uniform 8-bit quantization of one flat tensor, and whose code said so.
+    """Return the bytes of hivemind's uniform 8-bit quantization of one flat tensor, and the code that gave them.
 
-    Where hivemind can be imported its own does; otherwise it is a byte a number, 256 float32 and their count.
+    Hivemind's own code is used if it can be imported; otherwise it is a byte a number, 256 float32 and their count.
     """
     try:
         from hivemind.compression import CompressionInfo, Uniform8BitQuantization
@@ -260,7 +260,7 @@ included. Measured once, by running those systems; not by this tool."""
 
 
 def comparison(shot: Snapshot, rows: list[Row]) -> list[tuple[str, str, float]]:
-    """Return (what, where the figure comes from, kB a round of one worker with two neighbours)."""
+    """Return (name, source of the figure, kB a round of one worker with two neighbours)."""
     n = shot.layout.size
     found = [(name, "elsewhere, on the interface", float(kilobytes)) for name, kilobytes in ELSEWHERE]
     coding = "this run, its coding alone"

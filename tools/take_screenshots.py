@@ -27,15 +27,15 @@ from peer.state.metrics import Summary
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 WIDTH, HEIGHT = 1280, 1664
-"""Of the page; the image is smaller."""
+"""Size of the page; the image is smaller."""
 SCALE = 1000 / 1280
 WATCHED_S = 20.0
-"""How long the live page is open before its screenshot."""
+"""Seconds for which the live page is open before its screenshot."""
 
 
 def take(address: str, image: Path, *, live: bool = False) -> None:
-    """Write the top of a page as an image, with as many colours as a palette holds. `live`: when it has been open for a
-    while, and knows rates and times."""
+    """Write the top of a page as an image, with as many colours as a palette holds. `live`: after a while, with rates
+    and times."""
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")

@@ -42,14 +42,14 @@ PEERS = 4
 LOST, CAPPED, SPARE = "peer-3", "peer-1", "garage"
 SLOW_STEP_S = 2.0
 _TIME_TO_REACH_CAP = 1.5
-"""Midnight comes after so many times the time that the cap takes at the pace so far."""
+"""Ratio of the time until midnight to the time that the cap takes at the pace so far."""
 _MASS_TOLERANCE = 1e-9
 _POINT = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long it takes."""
+    """Durations and settings of the run."""
 
     rounds: int = 2000
     min_step_s: float = 0.08
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def options(self) -> list[str]:
-        """The configuration, as `--set` takes it."""
+        """The configuration, in the form of `--set`."""
         return [
             "algorithm.name=quant-sgp",
             f"run.rounds={self.rounds}",
@@ -87,10 +87,10 @@ class Demonstration:
         self.devices: Devices
 
     def run(self) -> None:
-        """Go through all of it. Raises SottoError if anything does not come out as it should."""
+        """Go through all of it. Raises SottoError at an unexpected outcome."""
         hosts = [part for port in self.ports[:PEERS] for part in ("--host", f"127.0.0.1:{port}")]
         self.sotto(self.old, "init", "cluster", str(self.kits), *hosts, *_set(self.plan.options))
-        # Whoever replaces a device has the kit that it was set up with.
+        # A replacement has the kit of the first setup.
         shutil.copytree(self.kits / LOST, self.folder / "kept" / LOST)
         self.devices = Devices(self.kits)
         with self.devices:
@@ -228,11 +228,11 @@ class Demonstration:
             raise SottoError(f"{device.name} ended with code {code}")
 
     def shell(self, command: str) -> None:
-        """Print what would be typed."""
+        """Print the command as typed."""
         print(f"{self._at()}  $ {command.replace(f'{self.folder}/', '')}", flush=True)
 
     def say(self, sentence: str) -> None:
-        """Print what came of it."""
+        """Print an outcome."""
         print(f"{self._at()}    {sentence}", flush=True)
 
     def heading(self, text: str) -> None:
@@ -245,7 +245,7 @@ class Demonstration:
     # -- what is asked -------------------------------------------------------------------------------------------------
 
     def status(self, device: Device) -> Mapping[str, Any]:
-        """Return what a peer says of itself. Raises SottoError if it does not answer for long."""
+        """Return the status of a peer. Raises SottoError if it does not answer for long."""
         answers: list[Mapping[str, Any]] = []
 
         def answers_now() -> bool:
@@ -261,11 +261,11 @@ class Demonstration:
         return str(self.status(device)["certificate"]["serial"])
 
     def carried(self, device: Device) -> int:
-        """Return what a peer's links have carried since the run began, both directions: its own half twice."""
+        """Return the bytes over a peer's links since the run began, both directions: its own half twice."""
         return 2 * int(self.status(device)["socket_bytes"])
 
     def limits(self, device: Device) -> Mapping[str, Any]:
-        """Return what a peer says of its limits."""
+        """Return the limits in a peer's status."""
         found: Mapping[str, Any] = self.status(device)["limits"]
         return found
 
@@ -280,14 +280,14 @@ def zone_with_midnight(at: float) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the metrics of a run say."""
+    """Figures from the metrics of a run."""
 
     masses: Mapping[int, float]
     """Round → Σu over all that took part."""
     missing_rounds: int
     """Rounds of which a device that was there from the beginning to the end has no row."""
     accuracies: Mapping[str, float]
-    """Of each peer after the last round, as a fraction."""
+    """Accuracy of each peer after the last round, as a fraction."""
     offences: int
 
     @property
@@ -296,7 +296,7 @@ class Outcome:
         return min(self.accuracies.values())
 
     def settled(self) -> tuple[float, int]:
-        """Return Σu at the end, and the round from which on it was that."""
+        """Return Σu at the end, and the round from which on it had that value."""
         rounds = sorted(self.masses)
         end = self.masses[rounds[-1]]
         others = (round_ for round_ in reversed(rounds) if abs(self.masses[round_] - end) > _MASS_TOLERANCE)
@@ -313,7 +313,7 @@ def weights(device: Path) -> dict[int, float]:
 
 
 def outcome(kits: Path, lost: Mapping[int, float]) -> Outcome:
-    """Return what came of the run in a cluster folder. `lost`: the weights of a device whose folder is gone."""
+    """Return the outcome of the run in a cluster folder. `lost`: the weights of a device whose folder is gone."""
     masses, accuracies, missing, offences = dict(lost), dict[str, float](), 0, 0
     for file in sorted(kits.glob("peer-*/peer.toml")):
         config = load(file, environment={})
@@ -333,7 +333,7 @@ def outcome(kits: Path, lost: Mapping[int, float]) -> Outcome:
 
 
 def calm(plan: Plan, folder: Path) -> Outcome:
-    """Return what comes of the run in which nothing happens."""
+    """Return the outcome of the run in which nothing happens."""
     release, kits = this_release(), folder / "calm"
     hosts = [part for port in free_ports(PEERS) for part in ("--host", f"127.0.0.1:{port}")]
     release.sotto("init", "cluster", str(kits), *hosts, *_set([*plan.options, "peer.min_step_s=0"]))
@@ -345,7 +345,7 @@ def calm(plan: Plan, folder: Path) -> Outcome:
 
 
 def report(demonstration: Demonstration, beside: Outcome) -> list[str]:
-    """Print what came of a run; return what is not as it should be, in sentences."""
+    """Print the outcome of a run; return each failure as a sentence."""
     found = outcome(demonstration.kits, demonstration.lost_weights)
     end, since = found.settled()
     known = max(demonstration.lost_weights)

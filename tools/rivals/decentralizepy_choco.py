@@ -32,7 +32,7 @@ Codes = npt.NDArray[np.uint8]
 
 
 class Message(TypedDict):
-    """What decentralizepy pickles."""
+    """The message that decentralizepy pickles."""
 
     params: bytes
     indices: Codes

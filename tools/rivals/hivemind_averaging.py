@@ -51,7 +51,7 @@ def main() -> None:
         parameters, dht, prefix="sotto", start=True, compression=Uniform8BitQuantization(),
         target_group_size=orders.num_workers, min_group_size=orders.num_workers,
     )  # fmt: skip
-    # What one worker differs by from the average of all, which must be gone once they have averaged.
+    # The difference of one worker from the average of all, which averaging must remove.
     offset = _OFFSET * (orders.rank - (orders.num_workers - 1) / 2)
 
     def step() -> None:
