@@ -55,7 +55,7 @@ class Release:
         return [*self.interpreter(), "-m", "peer", *arguments]
 
     def sotto(self, *arguments: str) -> str:
-        """Run a command of this release; return what it prints. Raises SottoError if it fails."""
+        """Run a command of this release; return its output. Raises SottoError if it fails."""
         return _output(self.command(*arguments))
 
 

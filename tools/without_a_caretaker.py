@@ -211,7 +211,7 @@ class Demonstration:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def sotto(self, release: Release, *arguments: str) -> str:
-        """Run a command and print it; return what it printed."""
+        """Run a command and print it; return its output."""
         self.shell("sotto " + " ".join(arguments))
         return release.sotto(*arguments)
 

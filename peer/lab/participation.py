@@ -68,7 +68,7 @@ class Availability:
 
     @classmethod
     def read(cls, path: Path) -> Availability:
-        """Return what a file says. Raises ConfigError that names the line."""
+        """Return the availability in a file. Raises ConfigError that names the line."""
         away: dict[int, list[tuple[float, float]]] = {}
         with path.open(newline="", encoding="utf-8") as file:
             for number, row in enumerate(csv.DictReader(file), start=2):

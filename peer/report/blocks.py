@@ -1,6 +1,6 @@
 """The blocks of pages: values that have been computed and written out, and no word of HTML.
 
-Each class has a macro of its name in `blocks.html`, which lays it out and escapes what it holds.
+Each class has a macro of its name in `blocks.html`, which lays it out and escapes its content.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Settings(Block):
 
 @dataclass(frozen=True)
 class Definitions(Block):
-    """Names and what they stand for."""
+    """Names and their meanings."""
 
     entries: Mapping[str, object]
 

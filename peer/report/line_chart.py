@@ -47,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One axis. Without limits it spans what is drawn."""
+    """One axis. Without limits it spans the drawn lines."""
 
     label: str
     unit: Unit = "number"

@@ -78,7 +78,7 @@ class RunData:
 
 
 def load_run(directory: Path) -> RunData:
-    """Return what a run folder, or a cluster folder, holds. Raises StateError if it has neither summary nor metrics,
+    """Return the content of a run folder or a cluster folder. Raises StateError if it has neither summary nor metrics,
     or metrics of which none can be read."""
     if not directory.is_dir():
         raise StateError(f"{directory}: no such folder; `sotto up` and `sotto simulate` make run folders")

@@ -131,7 +131,7 @@ class StudyFolder:
         if not self.study.target.job or (contender.rival is not None and not contender.options):
             return None
         config = self.study.target_config(contender, self.study.seeds[0])
-        # By what is trained, not by name: rivals are counted with jobs of ours.
+        # The key is the trained job, not the name: rivals are counted with our jobs.
         setting = f"{config.model_dump_json()} {self.study.peers} {self.study.target.accuracy}"
         name = f"target--{hashlib.sha256(setting.encode()).hexdigest()[:16]}"
         rounds = self._kept(name, "rounds", lambda: self._count_rounds(config))
@@ -170,7 +170,8 @@ class StudyFolder:
         return page, rows, finishes
 
     def _row(self, contender: Contender, measured: Cell) -> Row:
-        """Return a cell with its prediction: the measured round without limits, plus what the simulator adds for links.
+        """Return a cell with its prediction: the measured round without limits, plus the simulator's addition for
+        links.
 
         The simulator knows the stated step but not the processor. The cell without limits contains the work of the
         peers on this machine.

@@ -13,7 +13,7 @@ from pathlib import Path
 _WAITING = (3, 4)
 """Columns of /proc/stat that are not work: idle, and waiting for a disk."""
 _COUNTED_TWICE = 8
-"""From this column on, time of guests, which the columns user and nice already include."""
+"""First of the columns with time of guests, which the columns user and nice already include."""
 
 
 class OtherWork:

@@ -50,7 +50,7 @@ class Row:
     simulated_round_s: float | None = None
     """Duration of a round by the simulator; None for a rival."""
     predicted_round_s: float | None = None
-    """Measured duration without link limits, plus what the simulator adds for the links."""
+    """Measured duration without link limits, plus the simulator's addition for links."""
     predicted_link_share: float | None = None
 
     @property
