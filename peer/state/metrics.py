@@ -372,11 +372,6 @@ class MetricsStore:
     def links(self) -> list[LinkRecord]:
         return self._read(LinkRecord, "links", "ORDER BY peer, neighbor", ())
 
-    def link_rounds(self, *, after: int = -1) -> list[LinkRoundRecord]:
-        """Return the traffic of each link in the rounds above `after`, by round and link."""
-        rest = "WHERE round > ? ORDER BY round, peer, neighbor"
-        return self._read(LinkRoundRecord, "link_rounds", rest, (after,))
-
     def consensus(self) -> list[ConsensusRecord]:
         return self._read(ConsensusRecord, "consensus", "ORDER BY round", ())
 

@@ -13,13 +13,14 @@ import pytest
 
 from peer.config.options import Config, load
 from peer.config.writer import write_peer_file
-from peer.daemon.operator.audit_log import read_event_log
 from peer.errors import INTERRUPTED, RemoteError
-from peer.gossip.pairs.events import Event, merge_events
+from peer.gossip.pairs.events import Event
 from peer.ops import control
 from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
+from peer.state.metrics import LinkRoundRecord
+from tests.gossip.event_logs import merge_events, read_event_log
 
 JOB = (
     "graph.kind=ring",
@@ -140,7 +141,7 @@ def test_a_ring_of_five_has_one_history_and_a_slow_peer_slows_nobody(prepared: C
     records = [record for store in cluster.stores()[1:] for record in store.rounds()]
     assert sum(record.exchanges for record in records) == 2 * history.count("mix")
     assert all(record.staleness is not None for record in records)
-    link_rows = [row for store in cluster.stores()[1:] for row in store.link_rounds()]
+    link_rows = [row for store in cluster.stores()[1:] for row in store.written(LinkRoundRecord)[0]]
     assert sum(row.payload_bytes for row in link_rows) == sum(record.payload_bytes for record in records)
     # Every peer knows everybody's last accuracy, and its own row is of the model that it left.
     for peer, store in enumerate(cluster.stores()[1:]):

@@ -13,10 +13,10 @@ from peer import wire
 from peer.compress.layout import Layout
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip import build, build_pair_node
-from peer.gossip.pairs.events import merge_events
 from peer.simulate.replay import exchange_pair, parse_scenario, replay
 from peer.wire.message import MessageKind
 from tests.gossip.drive import contexts, ring, schedule_of
+from tests.gossip.event_logs import merge_events, next_exchange
 from tests.gossip.scenarios import doubly_stochastic, events, scenario
 
 SIZES = [3, 5]
@@ -381,7 +381,7 @@ def test_an_initiator_that_went_back_to_an_old_state_is_released():
     assert nodes[0].receive(answer).retry_after_s > 0
     # Its next number stands for no exchange that anybody remembers.
     again = nodes[0].request(1)
-    assert again.round == nodes[0].next_exchange - 1 == 101
+    assert again.round == next_exchange(nodes[0]) - 1 == 101
     assert nodes[0].receive(nodes[1].receive(again).sends[0][1]).mixed_with == 1
 
 

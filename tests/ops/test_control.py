@@ -15,7 +15,7 @@ from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
 from peer.report.run_data import load_run
 from peer.report.run_page import render
-from peer.state.metrics import MetricsStore
+from peer.state.metrics import LinkRoundRecord, MetricsStore
 from tests.cli.runner import sotto
 
 
@@ -102,7 +102,7 @@ def assert_link_is_accounted_for(link: dict[str, Any], parameters: int) -> None:
 def assert_metrics_add_up(path: Path, answer: dict[str, Any], parameters: int) -> None:
     store = MetricsStore(path, read_only=True)
     try:
-        rounds, rows, links = store.rounds(), store.link_rounds(), store.links()
+        rounds, rows, links = store.rounds(), store.written(LinkRoundRecord)[0], store.links()
     finally:
         store.close()
     assert len(links) == 2

@@ -99,10 +99,3 @@ class EventLog:
         with writing(self._name):
             self._events.close()
             self._gradients.close()
-
-
-def read_event_log(directory: Path, num_parameters: int) -> tuple[list[Event], FloatArray]:
-    """Return the contents of an `EventLog`: the events, and the gradients float32[steps, n]."""
-    lines = (directory / "events.jsonl").read_text().splitlines()
-    gradients = np.fromfile(directory / "gradients.bin", dtype=np.float32)
-    return [tuple(json.loads(line)) for line in lines], gradients.reshape(-1, num_parameters)

@@ -86,11 +86,6 @@ class PairNode:
         """Whether this peer may initiate an exchange."""
         return self._initiator.open is None and self._responder.open is None
 
-    @property
-    def next_exchange(self) -> int:
-        """The number of the next own request; every number below is used up."""
-        return self._initiator.next_exchange
-
     def skip_exchanges(self, count: int) -> None:
         """Leave out `count` exchange numbers: after restoring a state that may be older than the last request, so that
         no number stands for two exchanges."""
