@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm_python import WarmPython
+
 pytestmark = pytest.mark.usefixtures("warm_python")
 
 PYTHON = sys.executable
@@ -81,6 +83,15 @@ def test_an_interrupt_reaches_a_process_in_the_background_that_takes_it_again(tm
     command = ["bash", "-c", script, sys.executable, code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["130"]
+
+
+def test_it_ends_though_a_forked_process_holds_what_tells_it_to(tmp_path: Path) -> None:
+    with WarmPython(tmp_path):
+        child = os.fork()
+        if not child:
+            signal.pause()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def test_a_peer_knows_whose_end_is_its_own() -> None:

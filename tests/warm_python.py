@@ -67,6 +67,8 @@ class WarmPython:
     ) -> None:
         """End it, and all that it has forked."""
         assert self._server.stdin is not None
+        # It does not close while a process that a test has forked holds it, so the end is also said.
+        os.write(self._server.stdin.fileno(), b"end")
         self._server.stdin.close()
         self._server.wait()
 
