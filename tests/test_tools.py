@@ -89,7 +89,8 @@ def test_private_members_are_found(code: str, names: list[str]) -> None:
 
 
 def test_no_test_and_no_tool_edits_the_search_path() -> None:
-    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]
+    # A process that stands in for the interpreter sets the path that the interpreter would have.
+    files = {*(ROOT / "tests").rglob("*.py"), *(ROOT / "tools").rglob("*.py")} - {ROOT / "tests" / "warm_python.py"}
     assert len(files) > 200
     assert [str(path) for path in files if EDITS_SYS_PATH.search(path.read_text(encoding="utf-8"))] == []
     assert EDITS_SYS_PATH.search("sys.path" + ".insert(0, 'tools')")

@@ -23,8 +23,9 @@ import itertools
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from peer.config.options import Config, load
 from peer.gossip.effects import Effects
@@ -142,13 +143,19 @@ class ChangingRun:
         return [participant for participant in self.participants if participant.peer not in self._dead]
 
 
-class Cell(NamedTuple):
+@dataclass(frozen=True)
+class Cell:
     """One run."""
 
     algorithm: str
     case: str
     seed: int
     rounds: int
+
+
+def _cell_of(row: Row) -> Cell:
+    """Return the run that a row tells of."""
+    return Cell(*(row[field.name] for field in fields(Cell)))
 
 
 def configuration(algorithm: str, case: str, seed: int, rounds: int) -> Config:
@@ -203,10 +210,10 @@ def main() -> int:
     settings = parser.parse_args()
     chosen = itertools.product(settings.only, settings.seeds, CASES)
     cells = [Cell(algorithm, case, seed, settings.rounds) for algorithm, seed, case in chosen]
-    grid = Lines(cells, settings.results, lambda cell: cell, lambda row: Cell(*(row[name] for name in Cell._fields)))
+    grid = Lines(cells, settings.results, lambda cell: cell, _cell_of)
     for cell in [] if settings.table else grid.missing():
-        worst = ChangingRun(configuration(*cell), cell.case).run_to_end()
-        grid.put(cell, {**cell._asdict(), "commit": commit(), "worst": worst})
+        worst = ChangingRun(configuration(*astuple(cell)), cell.case).run_to_end()
+        grid.put(cell, {**asdict(cell), "commit": commit(), "worst": worst})
         print(f"{cell.algorithm} {cell.case}, seed {cell.seed}: {worst:.2f} %", file=sys.stderr, flush=True)
     found = table(grid.kept, settings.rounds)
     if settings.json:
