@@ -1,8 +1,9 @@
-"""Texts that come from others, made fit for a log, a terminal and a page: no escape sequences, no line breaks."""
+"""Texts and values, made fit for a log, a terminal, a page and JSON: no escape sequences, line breaks or NaN."""
 
 from __future__ import annotations
 
 import unicodedata
+from typing import Any
 
 _MOST_CHARACTERS = 500
 
@@ -26,6 +27,15 @@ def printable_values(value: object) -> object:
     if isinstance(value, list):
         return [printable_values(item) for item in value]
     return value
+
+
+def finite(value: Any) -> Any:
+    """Return a value as portable JSON: None in place of numbers that are not finite, text as keys."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {str(key): finite(each) for key, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def normal_name(name: str) -> str:

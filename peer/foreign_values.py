@@ -72,15 +72,6 @@ def first_of(error: ValidationError) -> str:
     return f"{place}: {first['msg'][:_WHY]}" if place else first["msg"][:_WHY]
 
 
-def finite(value: Any) -> Any:
-    """Return a value as portable JSON: None in place of numbers that are not finite, text as keys."""
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, dict):
-        return {str(key): finite(each) for key, each in value.items()}
-    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
-
-
 def _check(value: object, may_be_infinite: bool) -> None:
     level = [value]
     for _ in range(_MOST_LEVELS + 1):

@@ -77,7 +77,7 @@ ROOMS: dict[str, set[str]] = {
     "trackers": {"errors", "records", "report", "state"},
     "watch": {"config", "errors", "foreign_text", "foreign_values", "ops", "records", "report", "run", "state"},
     "cli": {
-        "compress", "config", "daemon", "errors", "files", "foreign_text", "foreign_values", "gossip", "lab",
+        "compress", "config", "daemon", "errors", "files", "foreign_text", "gossip", "lab",
         "links", "ops", "planning", "records", "report", "run", "simulate", "state", "trackers", "train",
         "watch",
     },

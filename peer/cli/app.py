@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import click
 
 from peer.errors import INTERRUPTED, LocalProtocolError, SottoError, StateError, remedy
-from peer.foreign_text import printable
+from peer.foreign_text import finite, printable
 
 BROKEN_PIPE = 141
 """Exit code that a shell reports for a process that died of SIGPIPE."""
@@ -222,8 +222,6 @@ def verbosity() -> int:
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
     """Write one JSON document to stdout. Numbers that JSON cannot write (NaN, infinities) become null."""
-    from peer.foreign_values import finite
-
     click.echo(json.dumps(finite(value), indent=indent, ensure_ascii=False, default=str))
 
 

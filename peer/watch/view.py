@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from peer.foreign_values import finite
+from peer.foreign_text import finite
 from peer.records import ACCURACY, Criterion
 from peer.report.blocks import Missing
 from peer.report.curves import figure_axis
