@@ -571,7 +571,7 @@ class Config(Section):
         for section, always in _ALWAYS_COUNTED.items():
             options = getattr(self, section)
             for key, field in type(options).model_fields.items():
-                if key not in always.split() and getattr(options, key) == field.default:
+                if key not in always.split() and getattr(options, key) == field.get_default(call_default_factory=True):
                     job[section].pop(key, None)
         job["peers"] = [peer.name for peer in self.peers[: self.num_listed]]
         texts = (json.dumps(job[name], sort_keys=True) for name in SHARED_SECTIONS)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import Field
 
 from peer.compress import COMPRESSORS, options_of
 from peer.config import schema
@@ -158,9 +159,11 @@ def test_options_that_came_later_leave_the_digest_of_older_configurations_as_it_
 def test_an_option_that_is_added_changes_only_the_digest_of_runs_that_set_it() -> None:
     class Later(CompressorOptions):
         later: float = 0.5
+        table: dict[str, int] = Field(default_factory=dict)
 
     assert Config(compressor=Later()).run_digest() == Config().run_digest()
     assert Config(compressor=Later(later=0.6)).run_digest() != Config().run_digest()
+    assert Config(compressor=Later(table={"a": 1})).run_digest() != Config().run_digest()
 
 
 @pytest.mark.parametrize("kind", COMPRESSORS)
