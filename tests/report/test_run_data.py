@@ -90,3 +90,6 @@ def test_rows_that_only_a_writable_folder_gives_are_an_error_with_what_helps(
     (tmp_path / "metrics.sqlite-wal").write_bytes(b"")
     with pytest.raises(StateError, match=r"unable to open database file$"):
         load_run(tmp_path)
+    (tmp_path / "metrics.sqlite-wal").unlink()
+    with pytest.raises(StateError, match=r"unable to open database file$"):
+        load_run(tmp_path)
