@@ -402,7 +402,8 @@ class GuardOptions(Section):
     """stop: the peer that diverged ends and reports the reason. rollback: it also goes back to the last checkpoint that
     all peers have; `sotto up` puts all peers back to it."""
     max_loss: Positive = 1e4
-    """Stop when the training loss exceeds this value or is not finite."""
+    """Stop when the training loss exceeds this value or is not finite, or before a message is sent that reaches further
+    than such losses explain. Should be alike on all devices, which refuse such messages."""
     max_neighbor_distance: Positive = 1e4
     """Stop when the distance to the neighbours' models exceeds this many times the norm of the model."""
     min_push_weight: Positive = 1e-6

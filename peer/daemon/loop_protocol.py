@@ -13,6 +13,8 @@ from typing import Protocol
 from peer.compress.payload import FloatArray
 from peer.daemon.notes.evaluations import Models
 from peer.gossip.membership import ChangeKind
+from peer.node.pair_participant import PairParticipant
+from peer.node.participant import Participant
 from peer.records import RoundRecord
 
 
@@ -41,6 +43,11 @@ class Loop(Protocol):
         ...
 
     # -- the state -----------------------------------------------------------------------------------------------------
+
+    @property
+    def participant(self) -> Participant | PairParticipant:
+        """The peer, without clock, socket and disk."""
+        ...
 
     @property
     def round(self) -> int:

@@ -255,7 +255,8 @@ class Daemon:
                 # This peer was killed between its last round and what it says of it, which the others wait for.
                 await self._evaluate(self._config.run.rounds)
         except DivergenceError as error:
-            self._divergence.declare(Finding(self.loop.round, str(error)))
+            suspicion = self.loop.participant.reaches.suspicion(self.loop.round, self.local.roster.name)
+            self._divergence.declare(Finding(self.loop.round, f"{error}{suspicion}"))
 
     def _is_member(self) -> bool:
         """Whether this peer takes part: not before it has joined, nor under a number that was declared lost."""

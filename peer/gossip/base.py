@@ -26,6 +26,7 @@ import numpy.typing as npt
 from peer.compress.base import Compressor, Draws
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray, Payload
+from peer.compress.payload_norm import norm
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, RobustMixing, ServerOptions
@@ -164,6 +165,8 @@ class MomentumRule(Protocol):
 
     @property
     def needs_round(self) -> bool: ...
+    @property
+    def bounds_steps(self) -> bool: ...
     def direction(self, gradient: FloatArray, z: FloatArray) -> FloatArray: ...
     def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None: ...
     def state(self) -> dict[str, npt.NDArray[Any]]: ...
@@ -173,7 +176,7 @@ class MomentumRule(Protocol):
 class NoMomentum:
     """The direction is the gradient."""
 
-    needs_round = False
+    needs_round = bounds_steps = False
 
     def direction(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
         return gradient
@@ -210,6 +213,8 @@ class NodeContext:
     """Returns β of `drift` for the members that there are; only with `spec.corrects_drift`. None: no correction."""
     rounds: int = 0
     """Rounds of the whole run (SCSP needs to know which are the last)."""
+    largest_loss: float = 1e4
+    """With which a peer goes on (`guard.max_loss`); see `plausibility`."""
     seed: int = 0
     """Seed of the run; algorithms without rounds draw their partners by it."""
     modulo: ModuloOptions = field(default_factory=ModuloOptions)
@@ -364,6 +369,19 @@ class Algorithm(ABC):
     def check_part(self, message: Message) -> None:  # noqa: B027 (most send all layers of the layout)
         """Raise RemoteProtocolError unless a PART has as many numbers as the sender has for this peer in its round and
         phase. The sender is a member of that round."""
+
+    def reach(self, message: Message, rate: float, receiver: int) -> float:
+        """Return how far a message of a round can move a model, ‖·‖₂ (`plausibility`): a neighbour's, or an own one to
+        a receiver. `rate`: γ of that round.
+
+        Of a model, its norm. It counts by its push-sum weight: one far below the own moves little, however far its z is
+        away, as that of a newcomer that was given next to nothing.
+        """
+        return norm(message.layers) / max(message.push_weight, self.u / 4.0)
+
+    def unsent(self) -> Mapping[int, Message]:
+        """Return, after `begin`, what this peer adds itself to what it is going to send, as a message to itself."""
+        return {}
 
     def check_repair(self, repair: Message) -> None:
         """Raise RemoteProtocolError unless a repair can be applied. In algorithms whose rounds ask for repairs, the

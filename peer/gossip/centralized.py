@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from peer.compress import add_decompressed_, build, decompress_layers
 from peer.compress.base import Compressor, Draws, compress_layers
 from peer.compress.payload import FloatArray, Payload
+from peer.compress.payload_norm import norm
 from peer.errors import ConfigError
 from peer.gossip.base import (
     Algorithm,
@@ -76,6 +78,9 @@ class AllReduce(Algorithm):
         check_inbox(inbox, self._others, self._t, self.node.layout, may_lack=can_lose_peers(self.node))
         step_by_mean_(self.x, self.node, self._momentum, self._rate, self._own, inbox)
         return None
+
+    def reach(self, message: Message, rate: float, receiver: int) -> float:
+        return step_reach(norm(message.layers), rate, self._momentum, self.x)
 
     def hears(self, t: int, sender: int) -> bool:
         return sender in other_members(self.node, t)
@@ -152,6 +157,14 @@ class ParameterServer(Algorithm):
     def phases_from(self, sender: int) -> tuple[int, ...]:
         return (int(sender == self.server),)
 
+    def reach(self, message: Message, rate: float, receiver: int) -> float:
+        reach = norm(message.layers)
+        return reach if message.phase else step_reach(reach, rate, self._momentum, self.x)
+
+    def unsent(self) -> Mapping[int, Message]:
+        own = Message(MessageKind.GOSSIP, self.server, self._t, layers=self._own)
+        return {self.server: own} if self.is_server else {}
+
     def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
         return (1.0 if sender == self.server else 1.0 / self.node.schedule.num_peers,)
 
@@ -196,6 +209,14 @@ class ParameterServer(Algorithm):
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         super().restore(state)
         self._momentum = restored_momentum(self.node, state)
+
+
+def step_reach(gradient_norm: float, rate: float, momentum: MomentumRule, x: FloatArray) -> float:
+    """Return how far a gradient of that norm would move x if it were the mean. Adam's steps have a length of their own,
+    as long as it can square the numbers."""
+    if momentum.bounds_steps:
+        return 0.0 if gradient_norm < math.sqrt(np.finfo(x.dtype).max) else math.inf
+    return rate * gradient_norm
 
 
 def step_by_mean_(

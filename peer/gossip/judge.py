@@ -8,16 +8,20 @@ Afterwards the session and the algorithm can apply a message without fail.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
 
+from peer.compress.base import Compressor
+from peer.compress.norms import sum_of_squares
 from peer.compress.payload import Dense, num_values
 from peer.errors import RemoteProtocolError
-from peer.gossip.base import Memory
+from peer.gossip.base import Algorithm, Memory
 from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE, transfers
 from peer.gossip.mixing import check_layers
 from peer.gossip.moniqua import FURTHER_BITS
+from peer.gossip.plausibility import Reaches, spread_of
 from peer.gossip.session import Session
 from peer.gossip.value_bounds import excess, num_first_members
 from peer.gossip.views import ViewSchedule
@@ -36,13 +40,19 @@ _HANDOVERS = frozenset({READ_PHASE, TRANSFER_PHASE, COPY_PHASE})
 class Judge:
     """Judges the messages of one peer's neighbours. All methods raise RemoteProtocolError, which names the sender."""
 
-    def __init__(self, session: Session, views: ViewSchedule | None) -> None:
-        """`views`: the schedule of the algorithm where members may change."""
+    def __init__(
+        self, session: Session, views: ViewSchedule | None, compressors: Sequence[Compressor] = (), skips: int = 0
+    ) -> None:
+        """`views`: the schedule of the algorithm where members may change. `compressors`: all that peers may use.
+        `skips`: how many rounds they may go on without each other."""
         self._session, self._views = session, views
         self._algorithm, self._node = session.algorithm, session.algorithm.node
         self._spec, self._me = session.algorithm.spec, session.algorithm.node.peer
         self._asks_for_repairs = self._spec.modulo and self._node.modulo.verified
         self._most_push_weight = num_first_members(self._node) + _WEIGHT_ROOM
+        spread = spread_of(self._spec, compressors or (self._node.compressor,), self._node.layout.sizes)
+        self.reaches = Reaches(self._node, spread=spread, skips=0 if self._spec.push_sum else skips)
+        self.reaches.note_own(self.own_norm())
         self._least_push_weight = float(np.finfo(session.algorithm.x.dtype).tiny)
 
     def judge(self, message: Message) -> None:
@@ -81,6 +91,29 @@ class Judge:
         gives_nothing = message.kind not in _GIVING or message.phase == COPY_PHASE
         if gives_nothing and (message.mixing_weight, message.push_weight) != (0.0, 1.0):
             self._refuse_weights(message)
+
+    def check_reach(self, message: Message, rate: float) -> None:
+        """Let by what can move the own model no further than honest messages do (`plausibility`), and take note of it.
+        For what `judge` let by. `rate`: γ of the message's round."""
+        reach = self.reach(message, rate, self._me)
+        self.reaches.check(message, reach, self.own_norm)
+        self.reaches.note(self._session.round, message, reach)
+
+    def reach(self, message: Message, rate: float, receiver: int) -> float:
+        """Return how far a message can move the receiver's model; 0 for one that moves none."""
+        replaces = message.kind is MessageKind.REPAIR and self._spec.memory is Memory.REPLICAS
+        # A newcomer has no model of its own: it takes that of its sponsor as it is.
+        if not (message.kind in _GIVING or replaces) or not message.layers or self._session.is_joining:
+            return 0.0
+        of = Algorithm if message.phase in _HANDOVERS else type(self._algorithm)
+        reach = of.reach(self._algorithm, message, rate, receiver)
+        if self._spec.push_sum and (replaces or message.phase == COPY_PHASE):
+            reach /= self._most_push_weight  # Copies are of x, whose u is not told with them.
+        return reach
+
+    def own_norm(self) -> float:
+        """Return ‖z‖₂."""
+        return math.sqrt(sum_of_squares(self._algorithm.x)) / self._algorithm.u
 
     def _has_phase(self, message: Message) -> bool:
         """Whether the algorithm, or a change of members, has such a message in that phase."""

@@ -28,6 +28,7 @@ from peer.gossip.base import (
     named_state,
     restored_momentum,
 )
+from peer.gossip.centralized import step_reach
 from peer.gossip.factors import Factors
 from peer.gossip.mixing import (
     add_scaled_,
@@ -264,6 +265,14 @@ class LowRank(Algorithm):
                 f"up, which has {int(sizes.sum())} in {sizes.size}",
                 peer=message.sender,
             )
+
+    def reach(self, message: Message, rate: float, receiver: int) -> float:
+        """Return how far a part would move x if it were that of the mean; a sum has as many times that in it as it has
+        contributors."""
+        owner = message.sender if message.phase else receiver
+        numbers = block_float.decode(_block(message), self._part_of(owner, message.round)[1])
+        mean = float(np.linalg.norm(numbers)) * (message.mixing_weight if message.phase else 1.0)
+        return step_reach(mean, rate, self._momentum, self.x)
 
     # State.
 

@@ -50,6 +50,7 @@ from peer.compress.payload import (
     Residues,
     WholeIntegers,
 )
+from peer.compress.payload_norm import norm
 from peer.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
 from peer.gossip.d2 import half_step_
@@ -97,6 +98,9 @@ class _ModuloAlgorithm(Algorithm):
 
     def check_codes(self, message: Message) -> None:
         self._gossip.check_codes(message, self._theta, self.x.dtype)
+
+    def reach(self, message: Message, rate: float, receiver: int) -> float:
+        return code_reach(message, self._theta)
 
     def check_repair(self, repair: Message) -> None:
         self._gossip.check_repair(repair, self.x.dtype)
@@ -621,6 +625,13 @@ def check_codes(
             raise RemoteProtocolError(
                 f"sent a modulo code of θ = {layer.theta:g}, where all have {shared:g}", peer=message.sender
             )
+
+
+def code_reach(message: Message, theta: ThetaControl) -> float:
+    """Return how far any number of a code is from the receiver's at most, θ, where peers measure what they need; and
+    the norm of what is sent whole. A θ of a theorem is many times what is needed, and a constant one is that of all."""
+    codes = [layer for layer in message.layers if isinstance(layer, Residues) and theta.mode == "verified"]
+    return max(norm(message.layers), *(layer.theta for layer in codes), 0.0)
 
 
 def _different(layers: Payload, node: NodeContext) -> Iterable[tuple[LayerPayload, int]]:

@@ -12,6 +12,7 @@ longer than that; models that were mixed with it in the meantime stay so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ import xxhash
 from peer import wire
 from peer.compress import add_decompressed_
 from peer.compress.magnitude import max_magnitude
+from peer.compress.norms import sum_of_squares
 from peer.compress.payload import Dense, FloatArray, Payload, WholeIntegers
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Digests, Exchange, GraphNeed, Memory, Metrics, NodeContext
@@ -327,6 +329,10 @@ class ReplicaAlgorithm(Algorithm):
     starts_at_x0: ClassVar[bool] = False
     """Whether copies start at x₀, in place of zeros."""
 
+    def scales(self, t: int) -> tuple[float, float]:
+        """Return what a difference of round t is multiplied by, and the copy before it is added."""
+        return 1.0, 1.0
+
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         self.replicas = Replicas(node, self.x if self.starts_at_x0 else np.zeros_like(self.x))
@@ -345,6 +351,13 @@ class ReplicaAlgorithm(Algorithm):
     def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
         weights = super().weights_from(t, sender)
         return (*weights, 0.0) if self.spec.push_sum else weights  # It may leave receivers out.
+
+    def reach(self, message: Message, rate: float, receiver: int) -> float:
+        """Return how far a difference moves the copy; of layers that take the place of the copy's, their norm."""
+        if message.kind is MessageKind.REPAIR:
+            layers = (_spelled(layer) for layer in message.layers if isinstance(layer, WholeIntegers))
+            return math.sqrt(sum(map(sum_of_squares, layers)))
+        return self.scales(message.round)[0] * super().reach(message, rate, receiver)
 
     def check_repair(self, repair: Message) -> None:
         self.replicas.check_whole(repair)
@@ -638,6 +651,9 @@ class EcdPsgd(ReplicaAlgorithm):
         super().__init__(node, x0)
         self._scratch = np.empty_like(self.x)  # It becomes x, so that it cannot be shared.
 
+    def scales(self, t: int) -> tuple[float, float]:
+        return 2.0 / (t + 1), 1.0 - 2.0 / (t + 1)
+
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self._t, s = t, t + 1
         following = self._scratch
@@ -649,12 +665,11 @@ class EcdPsgd(ReplicaAlgorithm):
         add_scaled_(extrapolation, s / 2.0, following)
         payload = compress(self.node, t, extrapolation)
         self.x, self._scratch = following, extrapolation
-        self.replicas.apply_own_(t, payload, 2.0 / s, 1.0 - 2.0 / s)
+        self.replicas.apply_own_(t, payload, *self.scales(t))
         return Exchange(self.replicas.messages(t, payload), frozenset(self.replicas.senders))
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
-        s = self._t + 1
-        _update_all_(self.replicas, self.node, self._t, inbox, 2.0 / s, 1.0 - 2.0 / s)
+        _update_all_(self.replicas, self.node, self._t, inbox, *self.scales(self._t))
         self._heard = _heard_weights(self.node, inbox, 1.0)
         return None
 

@@ -76,7 +76,7 @@ class Session:
         self._exchange: Exchange | None = None
         self._missing: list[int] = []
         """Awaited senders whose message was missing at the last look; see `_absent`."""
-        self._is_joining = False
+        self.is_joining = False
         """Whether this peer waits for the model of its sponsor."""
         self._boundary: Boundary | None = None
         """Set while the round under way is in the exchanges before a change of members."""
@@ -216,10 +216,10 @@ class Session:
 
     def join(self, t: int, now: float) -> Effects:
         """Become a member from round t on: wait, in round t − 1, for the model of the sponsor."""
-        if self._views is None or (self._exchange is not None and not self._is_joining):
+        if self._views is None or (self._exchange is not None and not self.is_joining):
             raise LocalProtocolError(f"a peer cannot join in the midst of round {self.round}")
         # A later sponsor, for which it may be waiting, sends nothing any more: all use the earlier one.
-        self._exchange, self._is_joining = None, True
+        self._exchange, self.is_joining = None, True
         # The sponsor hands over at the end of the round before the first of the new member.
         self.round = t - 1
         self._views.enter(t - 1)
@@ -242,7 +242,7 @@ class Session:
         without_it = self.round + self.in_round
         self.lost_peers.add(peer, unreceived, without_it)
         self.inbox.drop(peer, without_it)
-        if self._is_joining and self._exchange is not None and self._exchange.phase == TRANSFER_PHASE:
+        if self.is_joining and self._exchange is not None and self._exchange.phase == TRANSFER_PHASE:
             # Its model may come from another member now (`boundary.transfers`). Once it has a model, it has also sent
             # its replicas, and no neighbour takes those twice.
             return self.join(self.round + 1, now)
@@ -439,7 +439,7 @@ class Session:
         effects.applied, self._applied = tuple(self._applied), []
         effects.given, self._givers = tuple(self._givers), []
         effects.settled_model, self._settled_model = self._settled_model, None
-        self._exchange, self._wake_at, self._is_joining = None, None, False
+        self._exchange, self._wake_at, self.is_joining = None, None, False
         self.late_neighbors.close(self.round)
         self.round += 1
 

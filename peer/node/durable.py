@@ -101,7 +101,7 @@ class DurablePeer:
         Raises StateError if the state belongs to another peer or run, is damaged beyond what its copies can mend, or
         gives other bits than before.
         """
-        recovery = PeerRecovery()
+        recovery, self.participant.reaches.is_replaying = PeerRecovery(), True
         checkpoint = self.disk_state.load_newest(recovery)
         if checkpoint is not None:
             self._restore(checkpoint, recovery)
@@ -109,6 +109,7 @@ class DurablePeer:
         replay = Replay(self._peer, recovery, on_round, repeatable=self._repeatable)
         for round_, name, content in self.disk_state.journals(recovery):
             replay.run(name, round_, content.records)
+        self.participant.reaches.is_replaying = False
         said = self.participant.membership.own_words.take_new()
         if replay.unsent is not None or said:
             self._append(*map(Signed, said))
@@ -228,6 +229,7 @@ class DurablePeer:
             return self._journaled(effects)
         if message.kind is MessageKind.REPAIR and not self.participant.expects(message):
             return self.participant.unchanged()
+        self.participant.weigh(message)
         # Journal first: a frame that a peer applies and then forgets is lost for everybody.
         self._append(record)
         return self._journaled(self._peer.take(record, message))

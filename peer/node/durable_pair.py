@@ -84,7 +84,7 @@ class DurablePair:
         StateError if the state belongs to another peer or run, is damaged beyond what its copies can mend, or gives
         other bits than before.
         """
-        recovery = PeerRecovery()
+        recovery, self.participant.reaches.is_replaying = PeerRecovery(), True
         checkpoint = self.disk_state.load_newest(recovery)
         if checkpoint is not None:
             self.participant.restore(PairState.from_checkpoint(checkpoint.state, checkpoint.arrays))
@@ -107,6 +107,7 @@ class DurablePair:
                 self._replay(name, call, recovery, on_round)
             is_new = is_new and not calls
         self.disk_state.files.prune()
+        self.participant.reaches.is_replaying = False
         if not is_new:
             self._called(Call.SKIP, self.participant.skip_exchanges)
         # Neighbours are told of it, so it must not be forgotten: a crash may have left it to the kernel.

@@ -73,7 +73,7 @@ class PairParticipant:
         self.algorithm = algorithm
         self.peer = algorithm.node.peer
         self.local_steps = local_steps
-        self.layout = algorithm.node.layout
+        self.layout, self.reaches = algorithm.node.layout, algorithm.reaches
         self.reachable = frozenset(algorithm.neighbors)
         """The neighbours that can be asked for an exchange now: to be set before a call."""
         self._last_round = max(0, algorithm.node.rounds - 1)
@@ -197,8 +197,9 @@ class PairParticipant:
         with self._account.gossiping():
             with blaming(sender):
                 message = decode_from(sender, frame, self.layout, self.algorithm.x.dtype)
-                self.algorithm.judge(message)
+                reach = self.algorithm.judge(message)
             effects = self.algorithm.take(message)
+            self.reaches.note(self.round, message, reach)
             self._note(message, effects, now)
             return self._perform(effects)
 
@@ -295,5 +296,6 @@ class PairParticipant:
     def _encode(self, sends: list[Send]) -> list[OutgoingFrame]:
         for _, message in sends:
             require_sendable(message, excess(message, self.algorithm.x.dtype, self.algorithm.node))
+            self.algorithm.check_own(message)
         # Frames sent after the last step are counted with it.
         return self._account.encode(sends, entropy_round=min(self.round, self._last_round))

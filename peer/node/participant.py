@@ -143,7 +143,8 @@ class Participant:
         self.agreement = ReplicaAgreement(algorithm, members_change=views is not None)
         self.budget, self._variants = budget, tuple(variants)
         self.last_codes = last_codes
-        self._judge = Judge(self.session, views)
+        self._judge = Judge(self.session, views, self._variants, 0 if late is None else late.max_skipped)
+        self.reaches = self._judge.reaches
         self._views = views
         self._observe, self._decode = observe, decode
         self._account = FrameAccount(layout, packed=algorithm.node.packed, cpu_clock=cpu_clock, stopwatch=stopwatch)
@@ -234,8 +235,16 @@ class Participant:
             # Before anything is sent: a peer whose frames are refused cannot tell anybody why it ends.
             if self._step is not None and self._step.loss is not None:
                 require_finite_loss(t, self._step.loss)
+            own_norm = self._judge.own_norm() if t % self._health_every == 0 else 0.0
+            if self._views is not None and self._views.membership.changes_at(t):
+                self.reaches.note_own(self._judge.own_norm())  # A newcomer had none before.
             effects = self.session.begin(gradient, self._rate, now, left_out)
             require_finite_model(t, self.algorithm.x)
+            sends = [*effects.sends, *self.algorithm.unsent().items()]
+            for receiver, message in {id(message.layers): (receiver, message) for receiver, message in sends}.values():
+                self.reaches.check_own(message, self._judge.reach(message, self._rate, receiver))
+            # Behind the check: some algorithms send the model as it is now.
+            self.reaches.note_own(own_norm)
             effects = self._perform(effects, now)
         self._sent_at = now
         return effects
@@ -245,12 +254,14 @@ class Participant:
         return self.take(self.proven(sender, frame), now, source=sender)
 
     def judged(self, sender: int, frame: bytes) -> Message | Change:
-        """Return the content of a neighbour's frame, if an honest one would send it now; nothing changes. `take` cannot
-        fail on the result. Raises RemoteProtocolError, which names the sender."""
+        """Return the content of a neighbour's frame, if an honest one would send it now; nothing changes except how far
+        messages are known to reach. `take` cannot fail on the result. Raises RemoteProtocolError, which names the
+        sender."""
         if membership_codec.is_notice(frame):
             return self.judged_notice(sender, frame)
         message = self.decode(sender, frame)
         self.judge(message)
+        self.weigh(message)
         return message
 
     def judged_notice(self, sender: int, frame: bytes) -> Change:
@@ -278,6 +289,11 @@ class Participant:
         """Raise RemoteProtocolError, which names the sender, if an honest peer would not send a message now."""
         with blaming(message.sender), self._account.gossiping():
             self._judge.judge(message)
+
+    def weigh(self, message: Message) -> None:
+        """Do what `judge` does for how far a message moves the model, and take note of that: it will be taken."""
+        with blaming(message.sender), self._account.gossiping():
+            self._judge.check_reach(message, self.local_steps.rate(message.round))
 
     def check_form(self, message: Message) -> None:
         """Raise RemoteProtocolError if no honest peer would send a message in any round. For messages that come too
@@ -382,7 +398,7 @@ class Participant:
             layout=self.layout.digest,
             replica_repairs=self.agreement.repairs,
             changes=self.membership.state(),
-            algorithm=self.algorithm.state(),
+            algorithm={**self.algorithm.state(), **self.reaches.state()},
             buffer=self.algorithm.transport_state(),
             training=self.local_steps.state(),
             budget={} if self.budget is None else self.budget.state(),
@@ -404,6 +420,7 @@ class Participant:
             self.algorithm.restore(state.algorithm)
             self.algorithm.restore_transport(state.buffer)
             self.local_steps.restore(state.training)
+            self.reaches.restore(state.algorithm, self._judge.own_norm)
             self.agreement.repairs = state.replica_repairs
             if self.last_codes is not None:
                 self.last_codes.restore(state.codes)

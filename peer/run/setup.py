@@ -420,6 +420,7 @@ class RunSetup:
             if corrects_drift(self.config)
             else None,
             rounds=self.config.run.rounds,
+            largest_loss=self.config.guard.max_loss,
             seed=self.config.run.seed,
             modulo=ModuloOptions(
                 theta=(self.first_theta,),

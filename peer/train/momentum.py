@@ -54,6 +54,11 @@ class Momentum:
         """Whether `after_round` has anything to do (the quasi-global kinds)."""
         return self.kind in ("qg", "qg-nesterov")
 
+    @property
+    def bounds_steps(self) -> bool:
+        """Whether a direction has a length of its own, however long the gradients are."""
+        return self.kind == "adam"
+
     def direction(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
         """Return G for the gradient at `z`, both float[n]. Neither is changed; G is good until the next call."""
         g = gradient

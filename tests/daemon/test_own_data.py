@@ -242,6 +242,21 @@ def test_a_device_with_most_of_the_samples_is_told_of_its_long_steps(
     assert "this device has 700 of 1400 samples, so its steps are 4.5 times as long" in caplog.text
 
 
+@pytest.mark.parametrize(("algorithm", "graph"), [("allreduce", "complete"), ("low-rank", "complete"), ("sgp", "ring")])
+def test_devices_with_thirty_and_three_thousand_samples_refuse_nothing(
+    algorithm: str, graph: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = write_kits(
+        tmp_path, f"algorithm.name={algorithm}", f"graph.kind={graph}", "compressor.kind=none", "run.rounds=4",
+        "data.weight_by_samples=true", "data.total_samples=3150", "evaluation.every_rounds=0",
+        "training.learning_rate=0.001",
+    )  # fmt: skip
+    write_samples(folders[0] / "samples", (10, 10, 10), 30, seed=1)
+    write_samples(folders[1] / "samples", (1000, 1000, 1000), 90, seed=2)
+    run_both(folders)
+    assert "no honest peer" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

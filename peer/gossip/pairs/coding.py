@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.payload import FloatArray, MoreBits, Payload, WholeIntegers
+from peer.compress.payload_norm import norm
 from peer.errors import RemoteProtocolError
 from peer.gossip.base import NodeContext
 from peer.wire.message import Message, RepairWish
@@ -41,6 +42,10 @@ class PairCoding(ABC):
     @abstractmethod
     def check(self, message: Message) -> None:
         """Raise RemoteProtocolError unless the payload can be read with this run's settings."""
+
+    def reach(self, message: Message) -> float:
+        """Return how far a message can move a model (`plausibility`)."""
+        return norm(message.layers)
 
     @abstractmethod
     def read(self, message: Message, reference: FloatArray, further: FurtherBits) -> tuple[RepairWish, ...]:

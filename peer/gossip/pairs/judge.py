@@ -19,8 +19,9 @@ MOST_EXCHANGES = 1 << 48
 """More exchanges than any peer makes, though each restart leaves out 2^16 numbers."""
 
 
-def judge(message: Message, neighbors: Collection[int], model: PairModel, responder: Responder) -> None:
-    """Raise RemoteProtocolError, which names the sender, unless an honest peer would send this to the peer now."""
+def judge(message: Message, neighbors: Collection[int], model: PairModel, responder: Responder) -> float:
+    """Return how far a message moves the model (`plausibility`). Raises RemoteProtocolError, which names the sender,
+    unless an honest peer would send this to the peer now."""
     sender, kind = message.sender, message.kind
     if sender not in neighbors:
         raise RemoteProtocolError("is no neighbour in this graph", peer=sender)
@@ -39,5 +40,9 @@ def judge(message: Message, neighbors: Collection[int], model: PairModel, respon
         largest = excess(message, model.x.dtype, model.node)
         if largest is not None:
             raise RemoteProtocolError(f"has diverged: it sent numbers up to {largest:.3g}", peer=sender)
-    elif kind is MessageKind.REPAIR and (waiting := responder.waiting_for(message)) is not None:
+        reach = model.coding.reach(message)
+        model.reaches.check(message, reach, model.norm)
+        return reach
+    if kind is MessageKind.REPAIR and (waiting := responder.waiting_for(message)) is not None:
         check_repair(message, waiting.wishes, waiting.request.layers, model.x.dtype)
+    return 0.0

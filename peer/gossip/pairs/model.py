@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from peer.compress.norms import sum_of_squares
 from peer.compress.payload import FloatArray, Payload
 from peer.gossip.base import NodeContext
 from peer.gossip.mixing import add_scaled_
 from peer.gossip.pairs.coding import PairCoding
 from peer.gossip.pairs.events import Event
+from peer.gossip.plausibility import Reaches
 from peer.wire.message import Message
 
 
@@ -50,8 +53,14 @@ class PairModel:
         self.node, self.coding = node, coding
         self.x = np.array(x0, copy=True)
         self.staleness = Staleness()
+        self.reaches = Reaches(node)
+        self.reaches.note_own(self.norm())
         self.events: list[Event] = []
         """Events of x that were not taken yet."""
+
+    def norm(self) -> float:
+        """Return ‖x‖₂."""
+        return math.sqrt(sum_of_squares(self.x))
 
     def read(self) -> FloatArray:
         """Return a copy of x to compute a gradient at."""

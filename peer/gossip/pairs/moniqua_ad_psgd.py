@@ -17,6 +17,7 @@ from peer.gossip.mixing import check_layers, whole_layer
 from peer.gossip.moniqua import (
     check_codes,
     code_error,
+    code_reach,
     distances,
     modulo_compressor,
     recover_or_wish,
@@ -88,6 +89,9 @@ class ModuloModels(PairCoding):
     def check(self, message: Message) -> None:
         check_layers(message.layers, self.node.layout, message.sender, modulo=True)
         check_codes(message, self.node, self._compressor, self._theta, self.theirs.dtype)
+
+    def reach(self, message: Message) -> float:
+        return code_reach(message, self._theta)
 
     def read(self, message: Message, reference: FloatArray, further: FurtherBits) -> tuple[RepairWish, ...]:
         draws, wishes = self.node.draw_source.draws(message.round), []

@@ -21,6 +21,7 @@ from peer.gossip.pairs.judge import judge
 from peer.gossip.pairs.model import PairModel, Staleness
 from peer.gossip.pairs.open_exchanges import OpenRequest
 from peer.gossip.pairs.responder import Responder
+from peer.gossip.plausibility import HALF
 from peer.wire.message import Message, MessageKind
 
 
@@ -36,6 +37,7 @@ class PairNode:
         self.node = node
         self.neighbors = tuple(sorted({*node.schedule.all_senders(node.peer), *node.schedule.all_receivers(node.peer)}))
         self._model = PairModel(node, x0, self.coding_type(node, x0))
+        self.reaches = self._model.reaches
         self._initiator, self._responder = Initiator(self._model), Responder(self._model)
 
     # Training.
@@ -63,6 +65,9 @@ class PairNode:
     def step(self, gradient: FloatArray, rate: float) -> None:
         """x ← x − γ g, g computed at the last result of `read`."""
         self._initiator.note_step()
+        if self.staleness.steps % 10 == 0:
+            # Each costs a pass over the model. Of a peer that is alone for long nobody has heard how it grew.
+            self.reaches.note_own(min(self._model.norm(), HALF * self.reaches.allowed(self.node.peer)))
         self._model.step(gradient, rate)
 
     @property
@@ -125,9 +130,14 @@ class PairNode:
         self.judge(message)
         return self.take(message)
 
-    def judge(self, message: Message) -> None:
-        """Raise RemoteProtocolError if an honest peer would not have sent this message; nothing changes."""
-        judge(message, self.neighbors, self._model, self._responder)
+    def judge(self, message: Message) -> float:
+        """Return how far a message moves the model. Raises RemoteProtocolError if an honest peer would not have sent
+        it; nothing changes."""
+        return judge(message, self.neighbors, self._model, self._responder)
+
+    def check_own(self, message: Message) -> None:
+        """Raise DivergenceError rather than send what others might refuse for how far it moves a model."""
+        self.reaches.check_own(message, self._model.coding.reach(message))
 
     def take(self, message: Message) -> Effects:
         """Take one message that was judged. Raises RemoteProtocolError, before anything changes, if only reading it
@@ -160,6 +170,7 @@ class PairNode:
             **responder.state(),
             **({} if initiator.open is None else initiator.open.state(self.node.layout)),
             **model.coding.state(),
+            **model.reaches.state(),
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -172,3 +183,4 @@ class PairNode:
         responder.restore(state)
         initiator.open = OpenRequest.from_state(state, self.node.layout, model.x)
         model.coding.restore(state)
+        model.reaches.restore(state, model.norm)

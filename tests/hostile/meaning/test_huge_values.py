@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from peer.compress import block_float
-from peer.compress.payload import Dense, LayerPayload, Residues, ValueType, num_values
+from peer.compress.payload import Dense, ValueType, num_values
 from peer.errors import DivergenceError
-from peer.wire.message import Message, MessageKind
 from tests.hostile.meaning.liars import PUSH_SUM, SETTINGS, finishes_like_an_honest_run, started, told
+from tests.stress.plausible import blown_up
 
 
 @pytest.mark.parametrize("algorithm", SETTINGS)
@@ -20,10 +16,7 @@ def test_huge_values_are_refused_with_their_size(algorithm: str) -> None:
     world = started(algorithm)
     seq, honest = world.until()
     for largest in (3e38, 1e38):
-        layers = tuple(_blown_up(layer, largest) for layer in honest.layers)
-        if honest.kind is MessageKind.PART:
-            layers = block_float.encode(np.full(num_values(honest.layers[1]), largest), _sizes_of(honest), 8)
-        world.refuses(seq, told(honest, layers=layers), "diverged|θ")
+        world.refuses(seq, blown_up(honest, largest), "diverged|θ")
     finishes_like_an_honest_run(world)
 
 
@@ -54,16 +47,3 @@ def test_an_honest_peer_ends_rather_than_send_them(algorithm: str) -> None:
     peer.step()
     with pytest.raises(DivergenceError):
         peer.begin(0.0)
-
-
-def _sizes_of(part: Message) -> npt.NDArray[np.int64]:
-    """Return sizes of as many pieces as a part has."""
-    pieces, numbers = map(num_values, part.layers)
-    return np.array([1] * (pieces - 1) + [numbers - pieces + 1], np.int64)
-
-
-def _blown_up(layer: LayerPayload, largest: float) -> LayerPayload:
-    if isinstance(layer, Residues):
-        return replace(layer, theta=float(np.float32(largest)))
-    # Levels have no room for such numbers, but nobody is bound to the compressor of the run.
-    return Dense(np.full(num_values(layer), largest, np.float32), ValueType.FLOAT32)

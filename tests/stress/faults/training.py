@@ -47,6 +47,10 @@ class VirtualTraining:
         self._quasi_global = quasi_global
         self._on_step = on_step
 
+    def scale(self, unit: np.float32) -> None:
+        """Measure the target, and the noise, in another unit."""
+        self._target, self._noise = unit * self._target, unit * self._noise
+
     @property
     def needs_displacement(self) -> bool:
         return self._quasi_global

@@ -196,6 +196,30 @@ async def values_huge_compressed(me: Insider) -> None:
 
 
 @lie("algorithm.name=sgp")
+async def values_implausible(me: Insider) -> None:
+    """A model of numbers that can be added up and end the training: 1e6."""
+    for peer in HONEST:
+        me.replace_next(peer, layers=_filled(me, 1e6))
+    await asyncio.sleep(0.5)
+
+
+@lie("algorithm.name=choco-sgd")
+async def values_implausible_compressed(me: Insider) -> None:
+    """A difference of 1e30 in each number."""
+    for peer in HONEST:
+        me.replace_next(peer, layers=_filled(me, 1e30))
+    await asyncio.sleep(0.5)
+
+
+@lie("algorithm.name=allreduce", "graph.kind=complete")
+async def gradients_implausible(me: Insider) -> None:
+    """A gradient of 1e6 in each number."""
+    for peer in HONEST:
+        me.replace_next(peer, layers=_filled(me, 1e6))
+    await asyncio.sleep(0.5)
+
+
+@lie("algorithm.name=sgp")
 async def far_round(me: Insider) -> None:
     """A message of round 2^62."""
     me.insert(lambda peer: me.forged(peer, round=FAR))
