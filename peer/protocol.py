@@ -1,18 +1,14 @@
 """The versions of the protocol between peers, and the releases that brought them.
 
-Version 2: with mutual TLS, listeners prove their certificate in the hello. Version 3: notes are protobuf messages.
-Peers of version 2 could neither read them nor be read. Version 4: peers tell all others which versions they speak, and
-the addition of version 4 is used once all members speak it: a device that was declared lost may take part again.
-Version 5: its additions are named below, constant by constant.
+Only that of the release before is spoken beside the newest: version 4 is that of 0.2. The additions of
+version 5 are named below, constant by constant, and used once all members speak it.
 """
 
 from __future__ import annotations
 
-OLDEST = 3
+OLDEST = 4
 NEWEST = 5
 
-REJOINS = 4
-"""The first version whose peers understand that a device that was lost takes part again."""
 GROUNDED = 5
 """The first version whose peers announce no loss without an operator's order or the votes of most members: once all
 members speak it, none believes the word of one."""
@@ -31,7 +27,7 @@ MEANING = 5
 SNAPSHOT = 5
 """The first version whose peers can restore a script's state at the beginning of the round that they had journaled."""
 
-_RELEASES = {3: "0.1", 4: "0.2", 5: "0.3"}
+_RELEASES = {4: "0.2", 5: "0.3"}
 
 
 def release_with(protocol: int) -> str:

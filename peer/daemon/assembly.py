@@ -59,7 +59,7 @@ from peer.node.local_steps import RecordedSteps
 from peer.node.loss_votes import LOST
 from peer.node.progress import PROGRESS
 from peer.node.told import TOLD
-from peer.protocol import ADMITS, EQUALITY, GROUNDED, OLDEST, REJOINS
+from peer.protocol import ADMITS, EQUALITY, GROUNDED, OLDEST
 from peer.run.plan import unreachable_pairs
 from peer.run.setup import PeerTrainer
 from peer.state.admission_log import AdmissionLog
@@ -333,16 +333,12 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         check_newcomer=local.roster.check,
         statements=local.statements,
         name_of=local.roster.name,
-        may_rejoin_now=lambda: common.releases.all_speak(REJOINS),
         word_suffices=lambda: not common.releases.have_spoken(GROUNDED),
         observe=None if audit_log is None else audit_log.observe,
     )
-    numbering = local.roster.numbering
 
     def protocol_of(change: Change) -> int:
-        if change.equivocation or change.admitted:
-            return max(EQUALITY, ADMITS)
-        return REJOINS if numbering.incarnation(change.subject) else OLDEST
+        return max(EQUALITY, ADMITS) if change.equivocation or change.admitted else OLDEST
 
     durable = DurablePeer(
         participant,

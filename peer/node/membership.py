@@ -50,9 +50,6 @@ class MembershipRules:
     replay."""
     why_no_rejoin: str | None = None
     """A sentence if no lost peer may take part again, the same on all devices; None: it may."""
-    may_rejoin_now: Callable[[], bool] = lambda: True
-    """Whether this peer may announce such a return, or a loss in the last rounds: releases before 0.2.0 take either for
-    a lie."""
 
 
 class PeerMembership:

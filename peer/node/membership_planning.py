@@ -40,7 +40,7 @@ def plan_change(
             # A loss before the peer has joined would change nothing.
             effective = max(effective, change.effective + 1)
     # A lost peer is not waited for once its loss is known, whether or not a round without it ever comes.
-    if effective >= rounds and not (kind is ChangeKind.LOST and known.rules.may_rejoin_now()):
+    if effective >= rounds and kind is not ChangeKind.LOST:
         raise ConfigError(
             f"the run ends after round {rounds - 1}, before everybody could know (round {effective}); "
             "let it end, or stop this peer"
@@ -89,7 +89,7 @@ def _planned_members(known: PeerMembership, membership: Membership, kind: Change
                 f"peer {subject} was a member before; whoever left or was lost cannot come back under its number"
             )
         if known.numbering.former(subject) is not None:
-            _check_may_rejoin(known, subject)
+            _check_has_not_left(known, subject)
         if (why := known.why_not_again(subject, known.session.round + 1)) is not None:
             raise ConfigError(why)
     if kind is ChangeKind.LEAVE and any(
@@ -104,10 +104,8 @@ def _planned_members(known: PeerMembership, membership: Membership, kind: Change
     return planned
 
 
-def _check_may_rejoin(known: PeerMembership, number: int) -> None:
-    """Raise ConfigError unless this peer may sponsor a device that has taken part before under another number."""
-    if not known.rules.may_rejoin_now():
-        raise ConfigError("some members run a release in which nobody who was lost takes part again")
+def _check_has_not_left(known: PeerMembership, number: int) -> None:
+    """Raise ConfigError if a device that has taken part before under another number has left the run."""
     device = known.numbering.device(number)
     left = (change.subject for change in known.changes if change.kind is ChangeKind.LEAVE)
     if device in map(known.numbering.device, left):

@@ -28,8 +28,6 @@ from peer.state.disk import Buffer, Disk, RealDisk, cannot_be_written, make_priv
 FORMAT = 2
 """Version of the file format, raised when an old file would be misunderstood; the changelog explains old files."""
 
-_OLDEST = 1
-"""Has no checksum, and no frames that wait for a later round: their senders kept them."""
 _MOST_HEADER_BYTES = 1 << 30
 
 _TYPES = {
@@ -212,10 +210,11 @@ def parse_checkpoint(data: bytes, name: str) -> Checkpoint:
         header = _parsed(data[8:start])
         metadata = header.pop("__metadata__", {})
         format_ = int(metadata.get("format", 0))
-        if not _OLDEST <= format_ <= FORMAT:
-            raise StateError(f"{name}: has format {format_}, but this release reads {_OLDEST} to {FORMAT}")
+        if format_ != FORMAT:
+            problem = "a later release wrote it" if format_ > FORMAT else "release 0.2 reads it, and writes this format"
+            raise StateError(f"{name}: has format {format_}, but this release reads {FORMAT}; {problem}")
         body = memoryview(data)[start:]
-        if format_ >= 2 and metadata.pop("checksum") != _checksum({"__metadata__": metadata, **header}, [body]):
+        if metadata.pop("checksum") != _checksum({"__metadata__": metadata, **header}, [body]):
             raise ValueError("its checksum does not match")
         return Checkpoint(int(metadata["round"]), _state(metadata), arrays_of(header, body))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

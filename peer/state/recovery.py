@@ -59,12 +59,12 @@ class StateFiles:
     def identity(self) -> dict[str, Any]:
         """Identity of the state's owner, as in checkpoints and the headers of journals.
 
-        Release 0.1 knows of no versions here. It compares the run with its own, reports the one found, and leaves the
-        files as they are, so the release is named in the run.
+        The release that is needed is named in the run as well, which releases that do not know the version report as
+        another run, and leave the files as they are.
         """
         if self.protocol == OLDEST:
             return self._identity
-        return {**self._expected(self.protocol), "protocol": self.protocol}
+        return {**self._expected(self.protocol, is_named=True), "protocol": self.protocol}
 
     def load_newest(self, notices: list[str]) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; those that are not are set aside, with a sentence in `notices`.
@@ -148,11 +148,13 @@ class StateFiles:
         return left
 
     def _check_identity(self, found: Mapping[str, Any], what: str) -> None:
-        protocol = found.get("protocol", OLDEST)
+        # Release 0.2 named the version in folders whose run needed what is the oldest now.
+        protocol, is_named = found.get("protocol", OLDEST), "protocol" in found
         if not isinstance(protocol, int) or not OLDEST <= protocol <= NEWEST:
             raise StateError(f"the {what} uses what came with a later release; install that one")
-        for (key, value), expected in zip(self._identity.items(), self._expected(protocol).values(), strict=True):
-            if found.get(key) != expected:
+        expected = self._expected(protocol, is_named)
+        for key, value in self._identity.items():
+            if found.get(key) != expected[key]:
                 advice = "use another state.directory" + ("" if begun_round(self._disk) else _OR_ANEW)
                 raise StateError(
                     f"the {what} belongs to {key} {str(found.get(key))[:40]!r}, but this peer has {value[:40]!r}; "
@@ -160,9 +162,9 @@ class StateFiles:
                 )
         self.protocol = max(self.protocol, protocol)
 
-    def _expected(self, protocol: int) -> dict[str, str]:
-        """Return the identity in a state that needs a version of the protocol."""
-        mark = "" if protocol == OLDEST else f"(needs release {release_with(protocol)}) "
+    def _expected(self, protocol: int, is_named: bool) -> dict[str, str]:
+        """Return the identity in a state that needs a version of the protocol, and whether it names it."""
+        mark = f"(needs release {release_with(protocol)}) " if is_named else ""
         return {key: mark + value if key == "run" else value for key, value in self._identity.items()}
 
     def journal_rounds(self) -> list[int]:

@@ -75,7 +75,7 @@ def test_what_a_neighbour_speaks_itself_counts_before_any_note(peer: Peer) -> No
     peer.releases.heard(1, told(1))
     peer.transport.protocols[1] = OLDEST
     assert not peer.all_new
-    assert peer.releases.linked(1) == [], "it knows of no such notes"
+    assert peer.releases.linked(1) == [told(0, 1_000_000)], "its own note, and none of peer 1"
     peer.transport.up.discard(1)
     assert not peer.all_new, "while it is away"
     peer.releases.heard(2, told(1))
@@ -99,7 +99,7 @@ def test_news_is_passed_on_and_told_to_who_was_away(peer: Peer) -> None:
 
 def test_the_software_of_each_member(peer: Peer) -> None:
     peer.transport.protocols[1] = OLDEST
-    assert peer.releases.software() == {0: "sottovoce 0.2.0", 1: "sottovoce 0.1.0", 2: "sottovoce 0.3.0", 3: None}
+    assert peer.releases.software() == {0: "sottovoce 0.2.0", 1: "sottovoce 0.2.0", 2: "sottovoce 0.3.0", 3: None}
     peer.releases.heard(1, encode_release(ReleaseTold(3, NEWEST, "sottovoce\n0.3", 1)))
     assert peer.releases.software()[3] == "sottovoce 0.3"
 

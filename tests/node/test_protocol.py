@@ -121,3 +121,19 @@ def test_a_state_of_a_later_release_is_refused_and_left_alone() -> None:
     with pytest.raises(StateError, match="uses what came with a later release; install that one"):
         files.load_newest([])
     assert disk.names() == before
+
+
+def test_a_state_in_which_the_release_before_named_the_oldest_version_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster("sparse-push")
+    cluster.run(3)
+    peer = cluster.peers[0]
+    with monkeypatch.context() as release_before:
+        release_before.setattr("peer.state.recovery.OLDEST", OLDEST - 1)
+        peer.disk_state.files.protocol = OLDEST
+        peer.save({}, anew=True)
+    written = peer.disk_state.files.checkpoints.newest()
+    assert written is not None
+    assert written.state["run"] == "(needs release 0.2) run"
+    cluster.restart(0)
+    assert cluster.peers[0].disk_state.protocol == OLDEST
+    cluster.run(6)

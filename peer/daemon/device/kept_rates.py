@@ -67,9 +67,7 @@ def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> K
         has_begun = begun_round(disk) is not None
         is_open = options.averaging_rate is None or (options.theta_value is None and algorithm_spec(config).modulo)
         if has_begun and is_open:
-            raise StateError(
-                f"{RATES.name} is missing in a run that has begun, as under release 0.1; {RATES.if_damaged}"
-            )
+            raise StateError(f"{RATES.name} is missing in a run that has begun; {RATES.if_damaged}")
         # Runs that release 0.2 began are repeated with its rounding, and their classes keep their numbers.
         newer = (not has_begun, not has_begun)
     settled = KeptRates(rate, theta, *newer)

@@ -2,8 +2,7 @@
 
 Features of a protocol version are used only once all members speak it (`all_speak`). A neighbour names its version in
 its hello. Every peer tells all others in a note, when it starts and from time to time, signed where the run has
-certificates; releases before 0.2 neither tell nor pass on such notes. A member that was silent for long counts as one
-of the oldest release: it may have changed meanwhile.
+certificates. A member that was silent for long counts as one of the oldest release: it may have changed meanwhile.
 
 Even so a member can go back to an older release unnoticed, in the minutes before its last note is too old. Nothing is
 lost by that. The first peer to use something new makes its own state folder one that older releases refuse
@@ -115,8 +114,8 @@ class Releases:
         if protocol is not None and software is not None:
             self._known[peer] = _Known(protocol, printable(software), self._now())
             self._once_usable = max(self._once_usable, self.usable)
-        if protocol == OLDEST or self.needed == NEWEST:
-            return []  # It would not know what to do with them, or they are of no use any more.
+        if self.needed == NEWEST:
+            return []  # They are of no use any more.
         if self._peer not in self._notes:
             self._say()
         fresh = {each for each in self._notes if each == self._peer or self._protocol(each) > OLDEST} - {peer}
