@@ -38,7 +38,7 @@ from peer.daemon.device.progress_log import ProgressLog
 from peer.daemon.device.service_manager import notify
 from peer.daemon.members import rejoining
 from peer.daemon.members.first_peer_list import settle
-from peer.daemon.notes.divergence import Finding
+from peer.daemon.notes.divergence import Diverged
 from peer.daemon.operator.exporter import Exporter
 from peer.daemon.runtime import has_parent, in_event_loop
 from peer.daemon.saving import sync_now_and_then
@@ -256,7 +256,7 @@ class Daemon:
                 await self._evaluate(self._config.run.rounds)
         except DivergenceError as error:
             suspicion = self.loop.participant.reaches.suspicion(self.loop.round, self.local.roster.name)
-            self._divergence.declare(Finding(self.loop.round, f"{error}{suspicion}"))
+            self._divergence.declare(Diverged(self.loop.round, f"{error}{suspicion}"))
 
     def _is_member(self) -> bool:
         """Whether this peer takes part: not before it has joined, nor under a number that was declared lost."""
@@ -326,7 +326,7 @@ class Daemon:
         self._metrics.put_evaluations(self._evaluations.newest.values())
         self._metrics.flush()
 
-    def _end_diverged(self, finding: Finding) -> None:
+    def _end_diverged(self, finding: Diverged) -> None:
         self.operator.state = f"diverged: {finding.reason}"
         self._metrics.flush()
         if self._config.guard.action == "rollback":

@@ -101,7 +101,7 @@ STARVATION_ROUNDS = 2000
 
 
 @dataclass(frozen=True)
-class Finding:
+class Objection:
     """One thing that theory or measurement says against a configuration."""
 
     level: Literal["error", "warning"]
@@ -112,7 +112,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RuleInput:
     """Input of the rules, under the names of the configuration."""
 
     spec: AlgorithmSpec
@@ -180,13 +180,13 @@ class Plan:
         return self.bound.contraction
 
 
-def check(plan: Plan) -> list[Finding]:
+def check(plan: RuleInput) -> list[Objection]:
     """Return everything found against the plan, errors first; none for a sound one."""
     findings = [finding for rule in RULES for finding in rule(plan)]
     return sorted(findings, key=lambda finding: finding.level != "error")
 
 
-def _graph_connects(plan: Plan) -> Iterator[Finding]:
+def _graph_connects(plan: RuleInput) -> Iterator[Objection]:
     """Convergence needs the union over the cycle to be strongly connected."""
     if plan.averages and not plan.schedule.is_strongly_connected:
         yield _error(
@@ -196,7 +196,7 @@ def _graph_connects(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _graph_mixes_in_time(plan: Plan) -> Iterator[Finding]:
+def _graph_mixes_in_time(plan: RuleInput) -> Iterator[Objection]:
     """Disagreement falls by a factor e every 1 / (η (1 − ρ)) rounds."""
     if not plan.averages or plan.num_peers == 1 or not plan.schedule.is_strongly_connected:
         return
@@ -219,7 +219,7 @@ def _graph_mixes_in_time(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _graph_suits_algorithm(plan: Plan) -> Iterator[Finding]:
+def _graph_suits_algorithm(plan: RuleInput) -> Iterator[Objection]:
     """Averaging without a push-sum weight needs rows that sum to 1: else the average drifts to a weighted one."""
     spec, schedule = plan.spec, plan.schedule
     alternative = DIRECTED_ALTERNATIVES.get(spec.name, "sgp")
@@ -244,7 +244,7 @@ def _graph_suits_algorithm(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _server_reaches_all(plan: Plan) -> Iterator[Finding]:
+def _server_reaches_all(plan: RuleInput) -> Iterator[Objection]:
     """A parameter server exchanges with every worker in every round."""
     if plan.spec.graph is not GraphNeed.SERVER:
         return
@@ -261,7 +261,7 @@ def _server_reaches_all(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _schedule_may_change(plan: Plan) -> Iterator[Finding]:
+def _schedule_may_change(plan: RuleInput) -> Iterator[Objection]:
     """An algorithm that keeps state about a neighbour, or remembers its own last mixing, needs one graph."""
     spec, schedule = plan.spec, plan.schedule
     if not schedule.is_time_varying:
@@ -282,7 +282,7 @@ def _schedule_may_change(plan: Plan) -> Iterator[Finding]:
             )
 
 
-def _slack_eigenvalue_of_d2(plan: Plan) -> Iterator[Finding]:
+def _slack_eigenvalue_of_d2(plan: RuleInput) -> Iterator[Objection]:
     """D² needs λ_min(W̄) > −1/3 (Tang et al. 2018b, assumption 1)."""
     spec, schedule = plan.spec, plan.schedule
     if spec.graph is not GraphNeed.SYMMETRIC or spec.asynchronous or not schedule.is_symmetric:
@@ -300,7 +300,7 @@ def _slack_eigenvalue_of_d2(plan: Plan) -> Iterator[Finding]:
     )
 
 
-def _push_weights_stay_up(plan: Plan) -> Iterator[Finding]:
+def _push_weights_stay_up(plan: RuleInput) -> Iterator[Objection]:
     """A peer's step in z is γ/u: where the graph starves a peer, u falls and the step explodes or is scaled down."""
     if not plan.spec.push_sum or not plan.schedule.is_strongly_connected:
         return
@@ -321,7 +321,7 @@ def _push_weights_stay_up(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _push_weights(plan: Plan) -> tuple[float, float, int]:
+def _push_weights(plan: RuleInput) -> tuple[float, float, int]:
     """Return the smallest u of any round, the smallest in the last cycle, and the peer that has it."""
     u = np.ones(plan.num_peers)
     lowest, settled, peer = 1.0, 1.0, 0
@@ -338,7 +338,7 @@ def _push_weights(plan: Plan) -> tuple[float, float, int]:
     return lowest, settled, peer
 
 
-def _compressor_is_used(plan: Plan) -> Iterator[Finding]:
+def _compressor_is_used(plan: RuleInput) -> Iterator[Objection]:
     if not plan.spec.compresses and not plan.spec.modulo and plan.compressor.kind != "none":
         yield _warning(
             "compressor.kind",
@@ -347,7 +347,7 @@ def _compressor_is_used(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _modulo_with_modulo_only(plan: Plan) -> Iterator[Finding]:
+def _modulo_with_modulo_only(plan: RuleInput) -> Iterator[Objection]:
     """A modulo code decodes only against a vector near the sender's, which only the modulo algorithms hold."""
     spec, compressor = plan.spec, plan.compressor
     if spec.modulo and not compressor.needs_reference:
@@ -363,7 +363,7 @@ def _modulo_with_modulo_only(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _modulo_rounding(plan: Plan) -> Iterator[Finding]:
+def _modulo_rounding(plan: RuleInput) -> Iterator[Objection]:
     """Lemma 2 of Moniqua asks for δ < ½, and 1-bit stochastic rounding has δ = ½."""
     code = _modulo_code(plan.compressor)
     if code is not None and delta(*code) >= 0.5:
@@ -374,7 +374,7 @@ def _modulo_rounding(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _modulo_noise(plan: Plan) -> Iterator[Finding]:
+def _modulo_noise(plan: RuleInput) -> Iterator[Objection]:
     """With few bits the error of the code, δB, is near θ itself, and only a small η averages it out (Theorem 3)."""
     spec, code = plan.spec, _modulo_code(plan.compressor)
     if not spec.modulo or code is None or delta(*code) >= 0.5 or plan.theta_mode == "constant":
@@ -412,7 +412,7 @@ def _modulo_noise(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _one_bit_is_unbiased(plan: Plan) -> Iterator[Finding]:
+def _one_bit_is_unbiased(plan: RuleInput) -> Iterator[Objection]:
     """Rounded to the nearest of two levels, a number errs the same way each round, and averaging removes none of it.
 
     Measured on digits (ring of 8, skew 0.8, 500 rounds, η 0.05, verified θ): worst peer 70.8 %, with dither 93.9 %.
@@ -426,7 +426,7 @@ def _one_bit_is_unbiased(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _theta_is_useful(plan: Plan) -> Iterator[Finding]:
+def _theta_is_useful(plan: RuleInput) -> Iterator[Objection]:
     """θ by the theorems is loose: an error δB above the size of the weights is no information about them."""
     code = _modulo_code(plan.compressor)
     if not plan.spec.modulo or code is None or delta(*code) >= 0.5 or plan.theta_mode == "verified":
@@ -446,7 +446,7 @@ def _theta_is_useful(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _theorem_theta(plan: Plan) -> float | None:
+def _theorem_theta(plan: RuleInput) -> float | None:
     """Return the a-priori θ of the theorem for this algorithm, None if there is none.
 
     Momentum makes of G∞ up to G∞/(1 − β).
@@ -466,7 +466,7 @@ def _theorem_theta(plan: Plan) -> float | None:
     return theorem_4(plan.learning_rate, bound, plan.num_peers, d2_constant(schedule.at(0), rate))
 
 
-def _bias_needs_feedback(plan: Plan) -> Iterator[Finding]:
+def _bias_needs_feedback(plan: RuleInput) -> Iterator[Objection]:
     """Without error feedback a bias adds up round after round."""
     spec, compressor = plan.spec, plan.compressor
     if spec.needs_unbiased and not compressor.unbiased and compressor.kind != "none" and not compressor.needs_reference:
@@ -478,7 +478,7 @@ def _bias_needs_feedback(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _feedback_needs_contraction(plan: Plan) -> Iterator[Finding]:
+def _feedback_needs_contraction(plan: RuleInput) -> Iterator[Objection]:
     """An error memory with E‖C(v) − v‖² ≥ ‖v‖² grows for ever, whatever η is; scaled down, the same C contracts."""
     variance = plan.bound.variance
     if not plan.feeds_errors_back or plan.bound.contraction is not None or variance is None:
@@ -496,7 +496,7 @@ def _feedback_needs_contraction(plan: Plan) -> Iterator[Finding]:
     yield _error(key, sentence) if variance >= BOUND_SLACK else _warning(key, sentence)
 
 
-def _replica_noise_of_dcd(plan: Plan) -> Iterator[Finding]:
+def _replica_noise_of_dcd(plan: RuleInput) -> Iterator[Objection]:
     """DCD and ECD inject the compressor's noise into the models: E‖x − x̄‖² gets the factor ρ² + ω μ² in each round.
 
     μ = max |1 − λ_i| (Tang et al. 2018a, who ask for even less noise). Below 1 disagreement shrinks; their papers and
@@ -521,7 +521,7 @@ def _replica_noise_of_dcd(plan: Plan) -> Iterator[Finding]:
     )
 
 
-def _extrapolation_of_ecd(plan: Plan) -> Iterator[Finding]:
+def _extrapolation_of_ecd(plan: RuleInput) -> Iterator[Objection]:
     """ECD sends (1 − s/2) x + (s/2) x' in round s, which grows with s; its theory (Tang et al. 2018a) bounds the
     compressor's error itself, not its ratio to the vector sent."""
     compressor = plan.compressor
@@ -536,7 +536,7 @@ def _extrapolation_of_ecd(plan: Plan) -> Iterator[Finding]:
     )
 
 
-def _naive_floor(plan: Plan) -> Iterator[Finding]:
+def _naive_floor(plan: RuleInput) -> Iterator[Objection]:
     """Moniqua's Theorem 1: E‖∇f‖² ≥ φ²Δ²/(8 (1 + φ²)) for ever, φ the smallest weight, Δ the distance of two levels."""
     if not plan.spec.forgets_errors or plan.compressor.kind == "none":
         return
@@ -553,7 +553,7 @@ def _naive_floor(plan: Plan) -> Iterator[Finding]:
     )
 
 
-def _averaging_rate_known(plan: Plan) -> Iterator[Finding]:
+def _averaging_rate_known(plan: RuleInput) -> Iterator[Objection]:
     """η falls with the part that the compressor keeps; far from the known rates the models collapse, or never meet."""
     spec, rate = plan.spec, plan.averaging_rate
     if not 0 < rate <= 1:
@@ -606,7 +606,7 @@ def short_run_rate(kept: float) -> float:
     return min(1.0, rate0 * math.pow(kept / kept0, exponent))
 
 
-def _drift_correction_is_stable(plan: Plan) -> Iterator[Finding]:
+def _drift_correction_is_stable(plan: RuleInput) -> Iterator[Objection]:
     """β has to stay below the pull of the graph in a round, or models swing ever further."""
     key, gain = "algorithm.drift_correction", plan.drift_correction
     if gain == "auto" or gain == 0.0:
@@ -627,7 +627,7 @@ def _drift_correction_is_stable(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _learning_rate_with_momentum(plan: Plan) -> Iterator[Finding]:
+def _learning_rate_with_momentum(plan: RuleInput) -> Iterator[Objection]:
     rate, beta = plan.learning_rate, plan.beta
     if plan.momentum == "adam":
         if rate > MAX_ADAM_RATE:
@@ -660,7 +660,7 @@ def _learning_rate_with_momentum(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _local_steps_allowed(plan: Plan) -> Iterator[Finding]:
+def _local_steps_allowed(plan: RuleInput) -> Iterator[Objection]:
     if plan.local_steps > 1 and not plan.spec.local_steps:
         yield _error(
             "training.local_steps",
@@ -669,7 +669,7 @@ def _local_steps_allowed(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _late_neighbours(plan: Plan) -> Iterator[Finding]:
+def _late_neighbours(plan: RuleInput) -> Iterator[Objection]:
     spec = plan.spec
     if plan.late != "skip" or spec.graph is GraphNeed.NONE:
         return
@@ -691,7 +691,7 @@ def _late_neighbours(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _going_on_alone(plan: Plan) -> Iterator[Finding]:
+def _going_on_alone(plan: RuleInput) -> Iterator[Objection]:
     if plan.late != "skip" or not plan.spec.tolerates_late or plan.max_skipped_rounds <= MAX_SKIPPED_ROUNDS:
         return
     if not plan.spec.push_sum:
@@ -710,7 +710,7 @@ def _going_on_alone(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _final_rounds_fit(plan: Plan) -> Iterator[Finding]:
+def _final_rounds_fit(plan: RuleInput) -> Iterator[Objection]:
     if not plan.spec.final_rounds:
         return
     if plan.final_rounds >= plan.rounds:
@@ -726,7 +726,7 @@ def _final_rounds_fit(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _robust_mixing_allowed(plan: Plan) -> Iterator[Finding]:
+def _robust_mixing_allowed(plan: RuleInput) -> Iterator[Objection]:
     """Clipping and trimming need whole models of neighbours, edges of two directions, and more honest neighbours than
     liars."""
     spec, robust = plan.spec, plan.robust
@@ -816,12 +816,12 @@ RULES = (
 )
 
 
-def _error(key: str, sentence: str) -> Finding:
-    return Finding("error", key, sentence)
+def _error(key: str, sentence: str) -> Objection:
+    return Objection("error", key, sentence)
 
 
-def _warning(key: str, sentence: str) -> Finding:
-    return Finding("warning", key, sentence)
+def _warning(key: str, sentence: str) -> Objection:
+    return Objection("warning", key, sentence)
 
 
 def _modulo_code(compressor: Compressor) -> tuple[int, Rounding] | None:

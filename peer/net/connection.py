@@ -18,7 +18,7 @@ from peer.net.chunks import Cutter
 from peer.net.counters import LinkCounters
 from peer.net.handler import Handler
 from peer.net.handshake import FAREWELL_S, OpenedStream, farewell
-from peer.net.inbox import Inbox, Limits, Received
+from peer.net.inbox import Inbox, LinkLimits, Received
 from peer.net.liveness import Liveness
 from peer.net.outbox import REVOKED_TOPIC, Outbox
 from peer.net.receipts import Receipts
@@ -38,7 +38,7 @@ class Connection:
         self,
         opened: OpenedStream,
         *,
-        limits: Limits,
+        limits: LinkLimits,
         heartbeat_s: float,
         relayed: Callable[[], tuple[int, int] | None],
         handler: Handler,

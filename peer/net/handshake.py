@@ -28,7 +28,7 @@ from peer.net.hello import (
     read_progress,
     read_terms,
 )
-from peer.net.inbox import Limits
+from peer.net.inbox import LinkLimits
 from peer.net.neighbor import Neighbor
 from peer.net.rpc import Stream
 from peer.net.security.certificates import Identity
@@ -66,7 +66,7 @@ class Handshake:
         me: int,
         info: HelloInfo,
         access: Access | None,
-        limits: Limits,
+        limits: LinkLimits,
         heartbeat_s: float,
         needed_protocol: Callable[[], int] = lambda: PROTOCOL_MIN,
         progress: Progress | None = None,

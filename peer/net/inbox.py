@@ -29,7 +29,7 @@ _UNITS_PER_CRUMB = 1 / 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class LinkLimits:
     """The limits that this peer sets on each connection."""
 
     window_bytes: int
@@ -65,7 +65,9 @@ class Received(NamedTuple):
 class Inbox:
     """Opens the envelopes of one connection and keeps account of the credit for them."""
 
-    def __init__(self, limits: Limits, *, received: int, pace: Allowance, their_chunk_bytes: int | None = None) -> None:
+    def __init__(
+        self, limits: LinkLimits, *, received: int, pace: Allowance, their_chunk_bytes: int | None = None
+    ) -> None:
         """Frames up to number `received` are durable here; the neighbour may repeat later ones. `pace` is that of the
         neighbour over all its connections; `their_chunk_bytes` bounds its envelopes, too."""
         self._window_bytes = limits.window_bytes

@@ -29,7 +29,7 @@ from peer.net.counters import LinkCounters
 from peer.net.handler import Handler
 from peer.net.handshake import OpenedStream
 from peer.net.hello import Terms
-from peer.net.inbox import Limits, new_pace
+from peer.net.inbox import LinkLimits, new_pace
 from peer.net.link_log import LinkLog
 from peer.net.neighbor import Neighbor
 from peer.net.offences import Offences, advice
@@ -73,7 +73,7 @@ class Links:
         self,
         *,
         me: int,
-        limits: Limits,
+        limits: LinkLimits,
         heartbeat_s: float,
         relayed: Callable[[int], tuple[int, int] | None],
         handler: Handler,

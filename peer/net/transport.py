@@ -33,7 +33,7 @@ from peer.net.dialler import Dialler
 from peer.net.handler import MAX_BULLETIN_BYTES, MAX_TOPIC, Handler
 from peer.net.handshake import FAREWELL_S, Handshake
 from peer.net.hello import PROTOCOL_MIN, HelloInfo, Progress
-from peer.net.inbox import Limits
+from peer.net.inbox import LinkLimits
 from peer.net.links import Links
 from peer.net.listener import Listener, bind, new_server
 from peer.net.neighbor import Neighbor, RelayAddress
@@ -375,18 +375,18 @@ class Transport:
         return Channel(relay.address, relay.name, self._security, [_BDP_PROBE_OFF]).stream(RELAY_SERVICE, method)
 
 
-def _limits(options: TransportOptions, hello: HelloInfo) -> Limits:
+def _limits(options: TransportOptions, hello: HelloInfo) -> LinkLimits:
     max_frame_bytes = options.max_message_mbytes * 1024**2
     if hello.max_frame_bytes is not None:
         max_frame_bytes = min(max_frame_bytes, hello.max_frame_bytes)
-    return Limits(
+    return LinkLimits(
         window_bytes=options.window_kbytes * 1024,
         chunk_bytes=options.chunk_kbytes * 1024,
         max_frame_bytes=max_frame_bytes,
     )
 
 
-def _channel_options(limits: Limits) -> Options:
+def _channel_options(limits: LinkLimits) -> Options:
     return [
         ("grpc.max_receive_message_length", limits.chunk_bytes + _ENVELOPE_SLACK),
         ("grpc.max_send_message_length", -1),

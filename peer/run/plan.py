@@ -218,7 +218,7 @@ def describe_compressor(compressor: BoundedCompressor) -> str:
     return " ".join(words)
 
 
-def validate_config(config: Config, base: Path, num_peers: int | None = None) -> list[validate.Finding]:
+def validate_config(config: Config, base: Path, num_peers: int | None = None) -> list[validate.Objection]:
     """Return the theory's findings against this configuration; raises ConfigError for an impossible one."""
     count = config.num_members(num_peers or config.num_peers)
     if count < 1:
@@ -233,14 +233,16 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
             "repairs of verified codes share the numbering of messages, so peers whose state was rolled back may wait"
             ' for each other; set guard.action = "stop", or algorithm.theta = "constant"'
         )
-        findings.append(validate.Finding("error", "guard.action", sentence))
+        findings.append(validate.Objection("error", "guard.action", sentence))
     # A job whose peers have names but no addresses is for `sotto up` and the simulator.
     if any(peer.advertise is not None for peer in config.peers):
-        findings += [validate.Finding("warning", "peers", sentence) for sentence in unreachable_pairs(config, schedule)]
+        findings += [
+            validate.Objection("warning", "peers", sentence) for sentence in unreachable_pairs(config, schedule)
+        ]
     return [*findings, *_address_findings(config)]
 
 
-def _address_findings(config: Config) -> Iterator[validate.Finding]:
+def _address_findings(config: Config) -> Iterator[validate.Objection]:
     """Yield findings on peers that nobody can dial: a run that began so may go on, since either end of a link can
     dial."""
     for index, peer in enumerate(config.peers):
@@ -248,10 +250,10 @@ def _address_findings(config: Config) -> Iterator[validate.Finding]:
             try:
                 dialled_address(peer.advertise, key=f"peers.{index}.advertise")
             except ConfigError as error:
-                yield validate.Finding("warning", f"peers.{index}.advertise", f"{peer.advertise} {error.problem}")
+                yield validate.Objection("warning", f"peers.{index}.advertise", f"{peer.advertise} {error.problem}")
 
 
-def _limit_findings(config: Config) -> Iterator[validate.Finding]:
+def _limit_findings(config: Config) -> Iterator[validate.Objection]:
     """Yield findings on device limits that cannot be kept, or only at the cost of all other peers."""
     limits = config.limits
     if not limits.can_be_reached:
@@ -259,105 +261,105 @@ def _limit_findings(config: Config) -> Iterator[validate.Finding]:
     fixed = why_no_changes(config)
     if limits.then == "leave" and fixed is not None:
         sentence = f'this device could not leave the run: {fixed}; or set limits.then = "slow"'
-        yield validate.Finding("error", "limits.then", sentence)
+        yield validate.Objection("error", "limits.then", sentence)
     elif limits.then == "pause" and config.rounds.late == "wait" and not algorithm_spec(config).asynchronous:
         sentence = (
             'rounds.late is "wait", so the whole run would pause with this peer; set limits.then = "slow", or'
             ' rounds.late = "skip" on every device'
         )
-        yield validate.Finding("error", "limits.then", sentence)
+        yield validate.Objection("error", "limits.then", sentence)
 
 
-def _later_peers(config: Config) -> Iterator[validate.Finding]:
+def _later_peers(config: Config) -> Iterator[validate.Objection]:
     """Yield findings on listed peers that could never join."""
     sentence = why_no_changes(config)
     if sentence is not None and any(not peer.is_first for peer in config.peers):
-        yield validate.Finding("error", "peers", f"some peers are listed to join later, but {sentence}")
+        yield validate.Objection("error", "peers", f"some peers are listed to join later, but {sentence}")
     if config.rounds.lost_after_s is not None:
         yield from _loss_findings(config, sentence)
 
 
-def _loss_findings(config: Config, why_not: str | None) -> Iterator[validate.Finding]:
+def _loss_findings(config: Config, why_not: str | None) -> Iterator[validate.Objection]:
     """Yield findings on members that cannot declare losses, or whose identity is not proven."""
     key = "rounds.lost_after_s"
     if why_not is not None:
-        yield validate.Finding("error", key, f"nobody can be declared lost: {why_not}")
+        yield validate.Objection("error", key, f"nobody can be declared lost: {why_not}")
     elif 0 < config.num_members(config.num_peers) < 3:
         sentence = "of two peers neither is a majority: an operator has to declare a loss (sotto remove)"
-        yield validate.Finding("warning", key, sentence)
+        yield validate.Objection("warning", key, sentence)
     if config.transport.give_up_after_s <= (config.rounds.lost_after_s or 0.0):
         sentence = "must be longer than rounds.lost_after_s: a peer that ends before that declares nobody lost"
-        yield validate.Finding("error", "transport.give_up_after_s", sentence)
+        yield validate.Objection("error", "transport.give_up_after_s", sentence)
     if config.security.mode != "mtls":
         sentence = (
             f'security.mode is "{config.security.mode}", so nobody signs: a member can vote in the name of others'
         )
-        yield validate.Finding("warning", key, sentence)
+        yield validate.Objection("warning", key, sentence)
 
 
-def _precision_findings(config: Config) -> Iterator[validate.Finding]:
+def _precision_findings(config: Config) -> Iterator[validate.Objection]:
     """Yield a finding if bfloat16 would take longer than float32."""
     if config.training.precision == "bfloat16" and config.peer.device == "cpu" and bfloat16_is_emulated():
         sentence = (
             "this processor has no instructions for bfloat16, so a step takes two to seven times as long as in float32;"
             " use float32 unless another processor trains"
         )
-        yield validate.Finding("warning", "training.precision", sentence)
+        yield validate.Objection("warning", "training.precision", sentence)
 
 
-def _kernel_findings() -> Iterator[validate.Finding]:
+def _kernel_findings() -> Iterator[validate.Objection]:
     """Yield a finding if the installation lacks its native kernels."""
     if kernels_missing():
         sentence = (
             "the native kernels are not installed, so numpy does their work in more processor time; install a wheel"
             " that has them, or a C compiler (gcc) before you install from source"
         )
-        yield validate.Finding("warning", "kernels", sentence)
+        yield validate.Objection("warning", "kernels", sentence)
 
 
-def _data_findings(config: Config) -> Iterator[validate.Finding]:
+def _data_findings(config: Config) -> Iterator[validate.Objection]:
     """Yield findings on options for each device's own data that lack something, or do nothing."""
     options = config.data
     if options.partition != "own":
         for key in ("weight_by_samples", "total_samples", "class_shares"):
             if getattr(options, key):
-                yield validate.Finding("warning", f"data.{key}", 'has no effect without data.partition = "own"')
+                yield validate.Objection("warning", f"data.{key}", 'has no effect without data.partition = "own"')
         return
     if config.data.directory is None and ":" not in config.training.task and config.training.task != OWN_LOOP:
         sentence = (
             f"task {config.training.task} has the same samples on every device, so every peer trains on all of them;"
             " use a task that reads the device's own"
         )
-        yield validate.Finding("warning", "data.partition", sentence)
+        yield validate.Objection("warning", "data.partition", sentence)
     if options.weight_by_samples and options.total_samples is None:
         sentence = (
             "is missing, which data.weight_by_samples needs: set it to the number of samples that all devices have"
             " together, the same on every device"
         )
-        yield validate.Finding("error", "data.total_samples", sentence)
+        yield validate.Objection("error", "data.total_samples", sentence)
     elif options.total_samples is not None and not options.weight_by_samples:
-        yield validate.Finding("warning", "data.total_samples", "has no effect without data.weight_by_samples = true")
+        yield validate.Objection("warning", "data.total_samples", "has no effect without data.weight_by_samples = true")
     if options.class_shares == VOTE:
         yield from _vote_findings(config)
 
 
-def _vote_findings(config: Config) -> Iterator[validate.Finding]:
+def _vote_findings(config: Config) -> Iterator[validate.Objection]:
     """Yield findings on a vote on the shares of the classes that reveals too much, or has no use."""
     if config.privacy.is_on:
         sentence = (
             "tells the other devices how frequent the classes are on each, without the noise of [privacy]; declare the"
             " shares, or leave them unset"
         )
-        yield validate.Finding("error", "data.class_shares", sentence)
+        yield validate.Objection("error", "data.class_shares", sentence)
     elif config.training.task == OWN_LOOP:
-        yield validate.Finding(
+        yield validate.Objection(
             "warning", "data.class_shares", "has no effect with your own loop, which adjusts nothing"
         )
     elif config.training.label_adjustment is False:
-        yield validate.Finding("warning", "data.class_shares", "has no effect with training.label_adjustment = false")
+        yield validate.Objection("warning", "data.class_shares", "has no effect with training.label_adjustment = false")
 
 
-def _loop_findings(config: Config) -> Iterator[validate.Finding]:
+def _loop_findings(config: Config) -> Iterator[validate.Objection]:
     """Yield findings on options that a user's own loop excludes: they depend on gradients or samples, which the run
     does not see."""
     if config.training.task != OWN_LOOP:
@@ -367,13 +369,13 @@ def _loop_findings(config: Config) -> Iterator[validate.Finding]:
             "the bound of the theorem needs gradients and learning rates, which your own loop keeps to itself; set"
             ' algorithm.theta = "verified"'
         )
-        yield validate.Finding("error", "algorithm.theta", sentence)
+        yield validate.Objection("error", "algorithm.theta", sentence)
     if config.graph.period_unit == "epochs":
         sentence = 'with your own loop the length of an epoch is not known; set graph.period_unit = "rounds"'
-        yield validate.Finding("error", "graph.period_unit", sentence)
+        yield validate.Objection("error", "graph.period_unit", sentence)
     if config.data.weight_by_samples:
         sentence = "has no effect with your own loop, which decides how long its steps are"
-        yield validate.Finding("warning", "data.weight_by_samples", sentence)
+        yield validate.Objection("warning", "data.weight_by_samples", sentence)
 
 
 def refuse_own_data(config: Config) -> None:
@@ -402,17 +404,17 @@ def unreachable_pairs(config: Config, schedule: Schedule, only: int | None = Non
     ]
 
 
-def _budget_findings(config: Config, schedule: Schedule) -> Iterator[validate.Finding]:
+def _budget_findings(config: Config, schedule: Schedule) -> Iterator[validate.Objection]:
     """Yield findings on the cost of a bandwidth budget, and on its limits."""
     if config.compressor.budget_kbytes_per_s is None:
         return
     key, spec = "compressor.budget_kbytes_per_s", algorithm_spec(config)
     if spec.asynchronous:
         sentence = f"{spec.name} has no rounds, so a budget per round cannot be computed; leave this key unset"
-        yield validate.Finding("error", key, sentence)
+        yield validate.Objection("error", key, sentence)
         return
     sentence = "a budget depends on the clock, so two runs of this configuration do not end with identical models"
-    yield validate.Finding("warning", key, sentence)
+    yield validate.Objection("warning", key, sentence)
     compressor = build_compressor(config)
     if len(variants_of(compressor)) == 1:
         kind = compressor.kind if spec.compresses else f"{spec.name}, which sends in full precision,"
@@ -420,27 +422,27 @@ def _budget_findings(config: Config, schedule: Schedule) -> Iterator[validate.Fi
             f"{kind} cannot reduce its messages, so peers can only slow down to stay within the budget; use top_k,"
             " random_k, qsgd or modulo to get smaller messages instead"
         )
-        yield validate.Finding("warning", key, sentence)
+        yield validate.Objection("warning", key, sentence)
     elif len(budget_variants(config, schedule)) == 1:
         sentence = (
             "with this algorithm, averaging rate and graph, messages cannot become smaller, so peers can only slow down"
             " to stay within the budget; leave algorithm.averaging_rate unset, or lower it"
         )
-        yield validate.Finding("warning", key, sentence)
+        yield validate.Objection("warning", key, sentence)
 
 
-def check_rules(config: Config, schedule: Schedule, compressor: BoundedCompressor) -> list[validate.Finding]:
+def check_rules(config: Config, schedule: Schedule, compressor: BoundedCompressor) -> list[validate.Objection]:
     """Return the theory's findings against this graph and compressor."""
     return validate.check(_plan_of(config, schedule, compressor))
 
 
-def _plan_of(config: Config, schedule: Schedule, compressor: BoundedCompressor) -> validate.Plan:
+def _plan_of(config: Config, schedule: Schedule, compressor: BoundedCompressor) -> validate.RuleInput:
     """Return the input of the rules. The displacement of a user's own loop stands for one step of rate 1, however it
     came about."""
     training = config.training
     if training.task == OWN_LOOP:
         training = TrainingOptions(task=OWN_LOOP, learning_rate=1.0, momentum="none")
-    return validate.Plan(
+    return validate.RuleInput(
         algorithm_spec(config),
         schedule,
         compressor,
@@ -463,7 +465,7 @@ def _plan_of(config: Config, schedule: Schedule, compressor: BoundedCompressor) 
     )
 
 
-def refuse_errors(findings: Sequence[validate.Finding]) -> list[validate.Finding]:
+def refuse_errors(findings: Sequence[validate.Objection]) -> list[validate.Objection]:
     """Raise ConfigError for the first error among the findings; return the warnings."""
     for finding in findings:
         if finding.level == "error":

@@ -23,7 +23,7 @@ from peer.wire.errors import (
     ParameterOutOfRange,
     UnknownCodec,
 )
-from peer.wire.plans import ZSTD_LEVEL, Codec, IntegerArray, Plan
+from peer.wire.plans import ZSTD_LEVEL, Codec, CodingPlan, IntegerArray
 from peer.wire.reader import Reader, varint
 from peer.wire.rice import pointer64
 from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts
@@ -35,7 +35,7 @@ Part: TypeAlias = bytes | memoryview
 
 
 def encode(
-    values: UnsignedArray, width: int, plan: Plan, sizes: IntegerArray | None = None
+    values: UnsignedArray, width: int, plan: CodingPlan, sizes: IntegerArray | None = None
 ) -> tuple[Codec, list[Part]]:
     """Return the codec used and the bytes of `values: uint[n]`, all below 2**width, in spans of `sizes: int64[spans]`,
     or in one.
@@ -95,7 +95,9 @@ _SEVERAL, _UNUSED, _COARSE = 1 << 3, 1 << 4, 1 << 7
 _FOLDS, _HAS_RAW_BITS = 1 << 4, 1 << 5
 
 
-def _entropy_encode(values: UnsignedArray, plan: Plan, worth: int, sizes: IntegerArray | None) -> list[Part] | None:
+def _entropy_encode(
+    values: UnsignedArray, plan: CodingPlan, worth: int, sizes: IntegerArray | None
+) -> list[Part] | None:
     """Return the entropy-coded stream, or None if it takes `worth` bytes or more."""
     tokens = plan.tokens
     assert tokens is not None, "who plans entropy coding has found a map"

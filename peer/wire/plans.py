@@ -42,7 +42,7 @@ class Codec(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class CodingPlan:
     """Result of a histogram: a codec, its approximate bits, and for entropy coding the map of tokens, the table of each
     span, uint8[spans] (None: one table), and the tokens if they are known already, uint8[n]."""
 
@@ -53,12 +53,12 @@ class Plan:
     symbols: ByteArray | None = None
 
 
-def packed_plan(count: int, width: int) -> Plan:
+def packed_plan(count: int, width: int) -> CodingPlan:
     """Return the plan of packing."""
-    return Plan(Codec.PACKED, float(count * width))
+    return CodingPlan(Codec.PACKED, float(count * width))
 
 
-def plan_codes(values: UnsignedArray, width: int, sizes: IntegerArray | None = None) -> Plan:
+def plan_codes(values: UnsignedArray, width: int, sizes: IntegerArray | None = None) -> CodingPlan:
     """Return the plan for levels or residues: `values: uint8[n]` or `uint16[n]`, below 2**width, width 1 to 16, in
     spans of `sizes: int64[spans]`, or in one."""
     if values.size * width < WORTH_CODING:
@@ -75,10 +75,10 @@ def plan_codes(values: UnsignedArray, width: int, sizes: IntegerArray | None = N
     needed, known = grouping.bits, None
     if width > 8:
         needed, known = needed + float(grouping.counts @ tokens.raw_widths), symbols
-    return _better(Plan(Codec.ENTROPY, needed, tokens, grouping.groups, known), sample, values.size, width, 0.99)
+    return _better(CodingPlan(Codec.ENTROPY, needed, tokens, grouping.groups, known), sample, values.size, width, 0.99)
 
 
-def plan_change(values: UnsignedArray, previous: UnsignedArray, width: int) -> Plan:
+def plan_change(values: UnsignedArray, previous: UnsignedArray, width: int) -> CodingPlan:
     """Return the plan for (values − previous) mod 2**width, judged by a sample, so that only the sample is computed."""
     if values.size * width < WORTH_CODING:
         return packed_plan(values.size, width)
@@ -87,14 +87,14 @@ def plan_change(values: UnsignedArray, previous: UnsignedArray, width: int) -> P
     return _plan_from(sample, _histogram(sample, width), values.size, width)
 
 
-def _plan_from(sample: UnsignedArray, histogram: IntegerArray, count: int, width: int) -> Plan:
+def _plan_from(sample: UnsignedArray, histogram: IntegerArray, count: int, width: int) -> CodingPlan:
     coded = count * entropy_of(histogram) + _overhead(int(np.count_nonzero(histogram)))
     # The map is worth finding only where it will be used.
     tokens = _map_for(histogram, count, width) if coded < count * width else TokenMap(width)
-    return _better(Plan(Codec.ENTROPY, coded, tokens), sample, count, width, 0.99)
+    return _better(CodingPlan(Codec.ENTROPY, coded, tokens), sample, count, width, 0.99)
 
 
-def _better(coded: Plan, sample: UnsignedArray, count: int, width: int, margin: float) -> Plan:
+def _better(coded: CodingPlan, sample: UnsignedArray, count: int, width: int, margin: float) -> CodingPlan:
     """Return the entropy code, packing or zstd."""
     packed = float(count * width)
     is_coded = coded.bits_needed < margin * packed
@@ -103,11 +103,11 @@ def _better(coded: Plan, sample: UnsignedArray, count: int, width: int, margin: 
         zstd = _zstd_bits(sample, count)
         # Entropy coding is faster, and its estimate exact.
         if zstd < 0.95 * (coded.bits_needed if is_coded else packed):
-            return Plan(Codec.ZSTD, zstd)
+            return CodingPlan(Codec.ZSTD, zstd)
     return coded if is_coded else packed_plan(count, width)
 
 
-def plan_floats(patterns: UnsignedArray, exponent_bits: int, sizes: IntegerArray | None = None) -> Plan:
+def plan_floats(patterns: UnsignedArray, exponent_bits: int, sizes: IntegerArray | None = None) -> CodingPlan:
     """Return the plan for bit patterns of reals, in spans of `sizes: int64[spans]`, or in one. The map of tokens is for
     patterns rotated left by one: exponent first, then mantissa, then sign."""
     width = 8 * patterns.itemsize
@@ -123,31 +123,31 @@ def plan_floats(patterns: UnsignedArray, exponent_bits: int, sizes: IntegerArray
         exponents = (sample << kind(1)) >> kind(raw_bits)
         histogram = np.bincount(exponents.astype(np.int64))
         coded = patterns.size * (raw_bits + entropy_of(histogram)) + _overhead(int(np.count_nonzero(histogram)))
-        plan = Plan(Codec.ENTROPY, coded, tokens)
+        plan = CodingPlan(Codec.ENTROPY, coded, tokens)
     else:
         plan = _grouped_plan(tokens, tokens.tokens(patterns << kind(1)), sizes)
     if plan.bits_needed >= 0.98 * packed.bits_needed:
         plan = packed
     zstd = _zstd_bits(sample, patterns.size)
-    return Plan(Codec.ZSTD, zstd) if zstd < 0.95 * plan.bits_needed else plan
+    return CodingPlan(Codec.ZSTD, zstd) if zstd < 0.95 * plan.bits_needed else plan
 
 
-def plan_gaps(gaps: UnsignedArray, width: int, sizes: IntegerArray | None = None) -> Plan:
+def plan_gaps(gaps: UnsignedArray, width: int, sizes: IntegerArray | None = None) -> CodingPlan:
     """Return the entropy code of `gaps: uint64[k]` between indices."""
     tokens = TokenMap(width, direct=min(4, max(width, MIN_DIRECT)))
     spans = np.array([gaps.size], np.int64) if sizes is None else sizes
     return _grouped_plan(tokens, tokens.tokens(gaps), spans)
 
 
-def _grouped_plan(tokens: TokenMap, symbols: ByteArray, sizes: IntegerArray) -> Plan:
+def _grouped_plan(tokens: TokenMap, symbols: ByteArray, sizes: IntegerArray) -> CodingPlan:
     """Return the entropy code of integers with these tokens, uint8[n], in spans of `sizes`."""
     grouping = group_spans(symbols, sizes)
     assert grouping is not None, "only codes are refused"
     needed = grouping.bits + float(grouping.counts @ tokens.raw_widths)
-    return Plan(Codec.ENTROPY, needed, tokens, grouping.groups, symbols)
+    return CodingPlan(Codec.ENTROPY, needed, tokens, grouping.groups, symbols)
 
 
-def plan_wide(values: UnsignedArray, width: int) -> Plan:
+def plan_wide(values: UnsignedArray, width: int) -> CodingPlan:
     """Return the plan for folded whole integers: `values: uint64[n]`, below 2**width."""
     packed = packed_plan(values.size, width)
     coded = plan_gaps(values, width)

@@ -33,8 +33,8 @@ from peer.wire.grouping import bits_of
 from peer.wire.integers import Part, code_type
 from peer.wire.plans import (
     Codec,
+    CodingPlan,
     IntegerArray,
-    Plan,
     packed_plan,
     plan_change,
     plan_codes,
@@ -136,7 +136,7 @@ def needs_double(layers: Sequence[LayerPayload]) -> bool:
 
 _SINGLE, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 
-Change = tuple[UnsignedArray, Plan | None]
+Change = tuple[UnsignedArray, CodingPlan | None]
 """Replacement of residues: their difference to earlier ones, and the plan for coding it alone."""
 
 
@@ -261,7 +261,7 @@ class _Writer:
         codec, stream = integers.encode(folded, width, plan)
         self.head(bytes((Tag.WHOLE_INTEGERS | codec << CODEC, width - 1)), stream)
 
-    def _codes(self, codes: UnsignedArray, width: int, plan: Plan | None) -> tuple[Codec, list[Part]]:
+    def _codes(self, codes: UnsignedArray, width: int, plan: CodingPlan | None) -> tuple[Codec, list[Part]]:
         """Return the codec and the stream of a section's codes; pooled ones are checked with their pool."""
         if codes.dtype != code_type(width) or not codes.flags.c_contiguous:
             raise LocalProtocolError(f"codes of {width} bits are held as {codes.dtype}, or not contiguously")
@@ -271,7 +271,7 @@ class _Writer:
         check_codes(codes, width)
         return integers.encode(codes, width, plan or self._plan(codes, width))
 
-    def _plan(self, codes: UnsignedArray, width: int, sizes: IntegerArray | None = None) -> Plan:
+    def _plan(self, codes: UnsignedArray, width: int, sizes: IntegerArray | None = None) -> CodingPlan:
         return packed_plan(codes.size, width) if self._packed else plan_codes(codes, width, sizes)
 
     def sections(self) -> list[Part]:

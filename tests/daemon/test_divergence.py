@@ -12,7 +12,7 @@ import safetensors.numpy
 from peer.compress.payload import FloatArray
 from peer.config.options import GuardOptions, load
 from peer.daemon import process
-from peer.daemon.notes.divergence import Claim, Divergence, Finding, advice
+from peer.daemon.notes.divergence import Claim, Diverged, Divergence, advice
 from peer.daemon.notes.notes import encode_divergence
 from peer.daemon.process import Daemon, open_peer
 from peer.daemon.rounds import RoundLoop
@@ -60,11 +60,11 @@ def told() -> Told:
 
 
 def test_an_own_finding_goes_to_all_neighbours_and_ends_the_peer(told: Told) -> None:
-    told.divergence.declare(Finding(20, "the loss is too high"))
-    told.divergence.declare(Finding(21, "so it is"))
+    told.divergence.declare(Diverged(20, "the loss is too high"))
+    told.divergence.declare(Diverged(21, "so it is"))
     assert told.notes == [(encode_divergence(0, 20, "the loss is too high"), None)]
     assert told.reasons == ["it diverged: the loss is too high"]
-    assert told.divergence.finding == Finding(20, "the loss is too high")
+    assert told.divergence.finding == Diverged(20, "the loss is too high")
 
 
 def test_what_others_say_is_shown_and_passed_on_and_stops_nobody(told: Told, caplog: pytest.LogCaptureFixture) -> None:

@@ -61,7 +61,7 @@ def test_twenty_thousand_peers_take_no_array_of_their_square(kind, method):
     with memory_limited_to(MANY**2 // 4):
         schedule = build_schedule(MANY, kind)
         compressor = build_compressor("top_k", fraction=0.1)
-        plan = validate.Plan(gossip.ALGORITHMS["choco-sgd"].spec, schedule, compressor, averaging_rate=0.3)
+        plan = validate.RuleInput(gossip.ALGORITHMS["choco-sgd"].spec, schedule, compressor, averaging_rate=0.3)
         validate.check(plan)
         assert "spectral gap" in graph_view.text(schedule)
         if kind != "exponential-one-peer":

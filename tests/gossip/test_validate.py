@@ -12,7 +12,7 @@ from peer.gossip import graphs, validate
 from peer.gossip.base import AlgorithmSpec, GraphNeed
 from peer.gossip.options import RobustMixing
 from peer.gossip.topology import Schedule, build_schedule
-from peer.gossip.validate import Finding, Plan, long_run_rate, short_run_rate
+from peer.gossip.validate import Objection, RuleInput, long_run_rate, short_run_rate
 
 SPECS = {name: cls.spec for name, cls in gossip.ALGORITHMS.items()}
 
@@ -67,15 +67,15 @@ def graph(kind: str = "ring", num_peers: int = 8, **options) -> Schedule:
 
 def check(
     spec: AlgorithmSpec, schedule: Schedule, compressor: compress.Compressor, **settings: object
-) -> list[Finding]:
-    return validate.check(Plan(spec, schedule, compressor, **settings))
+) -> list[Objection]:
+    return validate.check(RuleInput(spec, schedule, compressor, **settings))
 
 
-def levels(findings: list[Finding], key: str) -> list[str]:
+def levels(findings: list[Objection], key: str) -> list[str]:
     return [finding.level for finding in findings if finding.key == key]
 
 
-def found(level: str, key: str, findings: list[Finding]) -> str:
+def found(level: str, key: str, findings: list[Objection]) -> str:
     """Return the sentence of the one finding of this level and key; fail where there is none or another one."""
     assert [(f.level, f.key) for f in findings] == [(level, key)], findings
     return findings[0].sentence
@@ -370,7 +370,7 @@ def test_errors_fed_back_through_an_expanding_compressor_are_refused(name):
 
 
 def test_dcd_and_ecd_refuse_coarse_compressors():
-    def of_noise(findings: list[Finding]) -> list[Finding]:
+    def of_noise(findings: list[Objection]) -> list[Objection]:
         return [finding for finding in findings if finding.key == "compressor.bits"]
 
     for name in ("dcd-psgd", "ecd-psgd"):

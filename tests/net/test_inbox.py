@@ -13,7 +13,7 @@ from peer.errors import RemoteProtocolError
 from peer.net.chunks import Cutter
 from peer.net.counters import LinkCounters
 from peer.net.envelope import Piece, encode
-from peer.net.inbox import Inbox, Limits, new_pace
+from peer.net.inbox import Inbox, LinkLimits, new_pace
 from peer.net.outbox import Outbox
 from peer.net.receipts import Receipts
 from peer.net.security.certificates import der
@@ -27,7 +27,7 @@ from peer.state.metrics import EvaluationRecord
 from tests.net.transport_peers import credentials
 
 KB = 1024
-LIMITS = Limits(window_bytes=8192 * KB, chunk_bytes=1024 * KB, max_frame_bytes=64 * KB * KB)
+LIMITS = LinkLimits(window_bytes=8192 * KB, chunk_bytes=1024 * KB, max_frame_bytes=64 * KB * KB)
 RECEIVED = 1000
 
 
@@ -98,7 +98,7 @@ def test_a_new_connection_is_no_new_allowance() -> None:
 @pytest.mark.parametrize("frame_bytes", [1, 50, 3000, 16 * KB, 100 * KB, 5 * KB * KB])
 def test_frames_cost_no_more_than_their_headers(chunk_kbytes: int, their_window_kbytes: int, frame_bytes: int) -> None:
     """Whatever the sizes: frames are cut so that the envelopes that carry them cost nothing."""
-    limits = Limits(window_bytes=their_window_kbytes * KB, chunk_bytes=1024 * KB, max_frame_bytes=64 * KB * KB)
+    limits = LinkLimits(window_bytes=their_window_kbytes * KB, chunk_bytes=1024 * KB, max_frame_bytes=64 * KB * KB)
     pace = Allowance(rate=0.0, burst=math.inf, now=0.0)
     spent: list[float] = []
     pace.spend = lambda units, now: spent.append(units) is None  # type: ignore[method-assign]

@@ -10,12 +10,12 @@ import pytest
 from peer.errors import HandshakeRefused, LocalProtocolError
 from peer.net.handshake import OpenedStream
 from peer.net.hello import Terms
-from peer.net.inbox import Limits
+from peer.net.inbox import LinkLimits
 from peer.net.links import Links
 from peer.net.tasks import Tasks
 from tests.net.transport_peers import NAMES, Mind, passive
 
-LIMITS = Limits(window_bytes=64 * 1024, chunk_bytes=16 * 1024, max_frame_bytes=1024**2)
+LIMITS = LinkLimits(window_bytes=64 * 1024, chunk_bytes=16 * 1024, max_frame_bytes=1024**2)
 
 
 class Nowhere:

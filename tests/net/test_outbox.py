@@ -4,12 +4,12 @@ from peer.net.chunks import Cutter
 from peer.net.counters import LinkCounters
 from peer.net.envelope import decode
 from peer.net.handler import MAX_BULLETIN_BYTES
-from peer.net.inbox import Inbox, Limits, new_pace
+from peer.net.inbox import Inbox, LinkLimits, new_pace
 from peer.net.outbox import REVOKED_TOPIC, Outbox
 from peer.net.receipts import Receipts
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 
-LIMITS = Limits(window_bytes=64 * 1024, chunk_bytes=16 * 1024, max_frame_bytes=1024**2)
+LIMITS = LinkLimits(window_bytes=64 * 1024, chunk_bytes=16 * 1024, max_frame_bytes=1024**2)
 
 
 class End:

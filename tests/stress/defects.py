@@ -22,9 +22,8 @@ from typing import Any
 import pytest
 
 from peer.config.options import Config, PeerAddress
-from peer.daemon.notes import divergence as divergence_module
 from peer.daemon.notes import notes
-from peer.daemon.notes.divergence import Divergence
+from peer.daemon.notes.divergence import Diverged, Divergence
 from peer.foreign_text import printable_values
 from peer.net import control
 from peer.net.relay import PieceStream
@@ -60,7 +59,7 @@ class Defect:
 def _stop_with_others(patch: pytest.MonkeyPatch) -> None:
     def heard(divergence: Divergence, source: int, note: bytes) -> None:
         _, round_, reason = notes.decode_divergence(note, 20)
-        divergence.declare(divergence_module.Finding(round_, reason))
+        divergence.declare(Diverged(round_, reason))
 
     patch.setattr(Divergence, "heard", heard)
 

@@ -37,7 +37,7 @@ _COOLED_BY = 3.0
 """Degrees below the limit at which a device that was too warm works again."""
 
 
-class Links(Protocol):
+class TrafficCounters(Protocol):
     """Source of the traffic counters (`peer.daemon.neighbors.Neighbors`)."""
 
     def counters(self) -> Mapping[int, LinkCounters]: ...
@@ -51,7 +51,7 @@ class Limits:
     """The limits of one device."""
 
     def __init__(
-        self, options: LimitOptions, disk: Disk, links: Links, *, sync: Sync, wall_clock: Callable[[], float]
+        self, options: LimitOptions, disk: Disk, links: TrafficCounters, *, sync: Sync, wall_clock: Callable[[], float]
     ) -> None:
         """`wall_clock` returns the seconds since 1970. Raises StateError if the counts cannot be read, and ConfigError
         if there is no thermometer."""

@@ -26,7 +26,7 @@ _NEWS_FROM_A_NEIGHBOR = {"rate": 1 / 60, "burst": 50.0}
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diverged:
     """A peer's finding about itself."""
 
     round: int
@@ -36,7 +36,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Claim(Finding):
+class Claim(Diverged):
     """A report about another peer."""
 
     told_by: int
@@ -64,7 +64,7 @@ class Divergence:
         a link to it. `advice`: a sentence on what happens now, and on possible steps, about {name}. `stop` ends this
         peer for a reason, `broadcast(topic, note, besides)` tells the neighbours. `now()` in seconds. `statements`
         signs for this peer, and knows others' signed statements."""
-        self.finding: Finding | None = None
+        self.finding: Diverged | None = None
         """This peer's own finding; None while all is well."""
         self._claims: dict[int, Claim] = {}
         self._peer, self._rounds, self._is_up = peer, rounds, is_up
@@ -74,7 +74,7 @@ class Divergence:
         self._hearsay = notes.Hearsay(peer, peers, self._statements, is_up, now)
         self._of_a_peer, self._from_a_neighbor = Allowances(**_NEWS_OF_A_PEER), Allowances(**_NEWS_FROM_A_NEIGHBOR)
 
-    def declare(self, finding: Finding) -> None:
+    def declare(self, finding: Diverged) -> None:
         """Tell everybody this peer's finding, and stop it."""
         if self.finding is None:
             self.finding = finding

@@ -38,7 +38,7 @@ from peer.gossip.membership import Newcomer
 from peer.net.answers import read_answer
 from peer.net.handshake import Handshake
 from peer.net.hello import HelloInfo, check_identity
-from peer.net.inbox import Inbox, Limits, new_pace
+from peer.net.inbox import Inbox, LinkLimits, new_pace
 from peer.net.rpc import CallRefused
 from peer.net.security.certificates import vouched_identity
 from peer.net.security.credentials import Credentials, load_credentials
@@ -132,7 +132,7 @@ class _Peer:
         self.parts.common.neighbors.connect(transport)
         self.calls = Callers(self.random, transport, self.folder, self.blobs)
         self.askers = Askers(self.config, self.folder, self.parts, transport.control, self.random)
-        self.limits = Limits(window_bytes=1 << 20, chunk_bytes=1 << 16, max_frame_bytes=1 << 18)
+        self.limits = LinkLimits(window_bytes=1 << 20, chunk_bytes=1 << 16, max_frame_bytes=1 << 18)
         self.authority = forged.AUTHORITY.certificate
 
     def close(self) -> None:
