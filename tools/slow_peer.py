@@ -108,7 +108,7 @@ def measure(algorithm: str, factor: float, arguments: argparse.Namespace, direct
         evaluations = MetricsStore(directory / "metrics.sqlite", read_only=True).evaluations()
     rates = [steps_per_s(records) for records in peers]
     stale = [record.staleness for records in peers for record in records if record.staleness is not None]
-    accuracies = {e.peer: e.accuracy for e in evaluations if e.peer >= 0 and e.split == "test"}
+    tested = {e.peer: e.accuracy for e in evaluations if e.peer >= 0 and e.split == "test" and e.accuracy is not None}
     return Row(
         algorithm=algorithm,
         factor=factor,
@@ -116,7 +116,7 @@ def measure(algorithm: str, factor: float, arguments: argparse.Namespace, direct
         slowest_other_steps_per_s=min(rates[:-1]),
         slow_steps_per_s=rates[-1],
         staleness=statistics.fmean(stale) if stale else None,
-        worst_accuracy=min(accuracies.values()) if accuracies else None,
+        worst_accuracy=min(tested.values(), default=None),
     )
 
 

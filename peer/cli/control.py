@@ -298,14 +298,16 @@ def _settle(
     """Put the known standing of a silent peer in the place of the error."""
     from peer.ops import standing
 
+    has_folder = peer in (None, config.peer.index)
     found = standing.from_answers(answer["name"], others)
-    if found is None and peer in (None, config.peer.index):
+    if found is None and has_folder:
         found = standing.from_folder(config, base)
     if found is not None:
         del answer["exit_code"]
         why = f" ({answer.pop('error')})"
         note = found.sentence + (why if found.state == "connected" else "")
-        answer |= {"state": found.state, "told_by": found.told_by, "note": note}
+        figures = standing.last_figures(config, base) if has_folder and found.state in standing.FINAL else {}
+        answer |= {**figures, "state": found.state, "told_by": found.told_by, "note": note}
         answer |= {} if found.round is None else {"round": found.round}
 
 

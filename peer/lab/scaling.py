@@ -104,6 +104,6 @@ def rounds_to(config: Config, num_peers: int, accuracy: float) -> float | None:
 def _crossing(evaluations: Sequence[EvaluationRecord], accuracy: float) -> float | None:
     by_round: dict[int, list[float]] = defaultdict(list)
     for each in evaluations:
-        if each.peer >= 0 and each.split == "test":
+        if each.peer >= 0 and each.split == "test" and each.accuracy is not None:
             by_round[each.round].append(each.accuracy)
     return first_at(accuracy, [(round_, mean(found)) for round_, found in sorted(by_round.items())])

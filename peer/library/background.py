@@ -244,5 +244,5 @@ class Messenger:
         self._meeting.tell(MemberChange(name=name, kind=_KINDS[change.kind], round=change.effective))
 
     def evaluated(self, record: EvaluationRecord, name: str) -> None:
-        if sum(record.total):
+        if record.accuracy is not None:
             self._meeting.tell(Evaluated(name=name, round=record.round, accuracy=record.accuracy))

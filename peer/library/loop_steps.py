@@ -162,7 +162,7 @@ class LoopSteps(RecordedSteps):
         # While a journal is repeated, the script's thread is the one that asks.
         is_script = threading.current_thread() is self.meeting.owner
         right, total = self._measure(model) if is_script else self.meeting.ask(Evaluate(model))
-        return Evaluation(np.array([right], np.int64), np.array([total], np.int64), float("nan"))
+        return Evaluation(np.array([right], np.int64), np.array([total], np.int64), None)
 
     def save_model(self, z: FloatArray, path: Path) -> None:
         """Hand the last model to the script, and write it with all that is not exchanged."""

@@ -6,6 +6,7 @@ copy, so only a final state in it is believed: a peer that has finished or left 
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind
 from peer.state.checkpoints import find_checkpoints, read_description
 from peer.state.metrics import MetricsStore
+
+OWN_FOLDER = "its state folder"
 
 FINAL = ("lost", "left", "finished")
 """States that a peer keeps."""
@@ -61,10 +64,19 @@ def from_folder(config: Config, base: Path) -> Standing | None:
     except StateError:
         done, state = 0, {}
     if has_left(state, config, index, done):
-        return Standing("left", "its state folder", done)
+        return Standing("left", OWN_FOLDER, done)
     if done >= rounds or recorded(folder / "metrics.sqlite", index) >= rounds:
-        return Standing("finished", "its state folder", rounds)
+        return Standing("finished", OWN_FOLDER, rounds)
     return None
+
+
+def last_figures(config: Config, base: Path) -> dict[str, Any]:
+    """Return the last figures of a peer by its state folder, as its own answer would have them; none where that holds
+    no metrics."""
+    file = base / config.state.directory / "metrics.sqlite"
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(MetricsStore(file, read_only=True)) as store:
+        return {"rounds": config.run.rounds, **store.last_figures(config.peer.index)}
+    return {}
 
 
 def from_metrics(file: Path, config: Config, index: int) -> Standing | None:

@@ -176,8 +176,9 @@ def _classes(data: RunData) -> list[Block]:
         return [Missing("No accuracy by class was recorded.")]
     rows = []
     for index, (right, total) in enumerate(zip(worst.correct, worst.total, strict=True)):
-        share = right / total if total else 0.0
-        rows.append(blocks.BarRow(str(index), [blocks.Bar(100 * share)], [percent(share)], f"{right} of {total}"))
+        share = right / total if total else None
+        bars = [] if share is None else [blocks.Bar(100 * share)]
+        rows.append(blocks.BarRow(str(index), bars, [percent(share)], f"{right} of {total}"))
     heading = f"{data.peer_name(worst.peer)} after {count(worst.round)} rounds: {percent(worst.accuracy)} in all."
     return [Remark(heading), blocks.Bars("Accuracy by class", rows)]
 

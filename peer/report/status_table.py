@@ -13,6 +13,7 @@ from rich.text import Text
 
 from peer.config.precision_choice import PrecisionChoice
 from peer.ops.releases import mixed, versions_of
+from peer.ops.standing import OWN_FOLDER
 from peer.records import ACCURACY
 from peer.report.limit_lines import limits_nearly_reached, limits_reached
 from peer.report.numbers import MISSING, percent, significant, size
@@ -36,7 +37,9 @@ def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
     for answer in answers:
         table.add_row(*_cells(answer, compared_by, asynchronous))
     errors = [Text(f"{_name(answer)}: {answer['error']}", style="red") for answer in answers if "error" in answer]
-    notes = [Text(f"{_name(answer)} {answer['note']}", style="dim") for answer in answers if "note" in answer]
+    # What a peer's own folder says is in its row.
+    told = [answer for answer in answers if "note" in answer and answer.get("told_by") != OWN_FOLDER]
+    notes = [Text(f"{_name(answer)} {answer['note']}", style="dim") for answer in told]
     return Group(
         table,
         *_private(answers),

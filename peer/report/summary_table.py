@@ -92,9 +92,10 @@ def _figures(summary: Summary, criterion: Criterion) -> Table:
         table.add_section()
     label = f"worst of {len(figures)} peers" if summary.is_sample else "worst peer"
     table.add_row(label, figure(criterion, worst), style="bold")
-    if criterion == ACCURACY and len(summary.class_accuracy) > 1:
-        lowest = min(range(len(summary.class_accuracy)), key=summary.class_accuracy.__getitem__)
-        table.add_row(f"its class {lowest}, its lowest", percent(summary.class_accuracy[lowest]))
+    tested = [(share, number) for number, share in enumerate(summary.class_accuracy) if share is not None]
+    if criterion == ACCURACY and len(tested) > 1:
+        share, lowest = min(tested)
+        table.add_row(f"its class {lowest}, its lowest", percent(share))
     if holdouts := summary.of_holdouts(criterion):
         table.add_row("worst on its own hold-out", figure(criterion, criterion.worst(holdouts)))
     if summary.epsilon is not None:
@@ -126,12 +127,12 @@ def _traffic(summary: Summary) -> Table:
             style = "bold" if name in {"payload", "socket"} else ""
             table.add_row(name, size(num_bytes), times(reduction(summary, num_bytes)), style=style)
     table.add_section()
-    table.add_row("bits a parameter", significant(summary.bits_per_parameter), "")
-    bound = summary.entropy_bits_per_parameter
+    bits, bound = summary.bits_per_parameter, summary.entropy_bits_per_parameter
+    table.add_row("bits a parameter", significant(bits), "")
     # Plain floats tell only the width of their type, which is no bound for the coder.
-    if bound is not None and bound <= summary.bits_per_parameter:
+    if bits is not None and bound is not None and bound <= bits:
         table.add_row("entropy bound", significant(bound), "")
-    table.add_row("parameters", count(summary.parameters), "")
+    table.add_row("parameters", count(summary.parameters or None), "")
     if summary.consensus_distance is not None:
         table.add_row("consensus distance", significant(summary.consensus_distance), "")
     if summary.exchanges:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -123,7 +123,7 @@ def sum_up(summary: Summary, stores: Sequence[MetricsStore]) -> None:
     summary.packet_bytes = None if not links or None in packets else sum(size or 0 for size in packets)
     values = sum(record.values for record in rounds)
     summary.full_precision_payload_bytes = 4 * values
-    summary.bits_per_parameter = 8 * summary.payload_bytes / max(1, values)
+    summary.bits_per_parameter = 8 * summary.payload_bytes / values if values else None
     sampled = [record for record in rounds if record.entropy_bits]
     if sampled:
         bits, described = sum(r.entropy_bits for r in sampled), sum(r.values for r in sampled)
@@ -143,17 +143,20 @@ def sum_up(summary: Summary, stores: Sequence[MetricsStore]) -> None:
     kept = {record.peer: record for record in measured(files) if record.split == "holdout"}
     holdouts = [kept[peer] for peer in sorted(kept)]
     has_accuracy = ACCURACY.name in summary.criteria
+    compared = [(figure, record) for record in own if (figure := record.figure(summary.criterion)) is not None]
+    if len(compared) < len(own):
+        own = [record for _, record in compared]
+        summary.members = [record.peer for record in own]
     if has_accuracy:
-        summary.peer_accuracy = [record.accuracy for record in own]
-        summary.holdout_accuracy = [record.accuracy for record in holdouts]
+        summary.peer_accuracy = _known(record.accuracy for record in own)
+        summary.holdout_accuracy = _known(record.accuracy for record in holdouts)
     summary.peer_metrics, summary.holdout_metrics = _by_metric(own), _by_metric(holdouts)
     if -1 in newest:
         summary.averaged_accuracy = newest[-1].accuracy if has_accuracy else None
         summary.averaged_metrics = dict(newest[-1].metrics)
-    compared = [(figure, record) for record in own if (figure := record.figure(summary.criterion)) is not None]
     if compared and has_accuracy:
         _, worst = min(compared, key=lambda each: summary.criterion.rank(each[0]))
-        summary.class_accuracy = [c / n if n else 0.0 for c, n in zip(worst.correct, worst.total, strict=True)]
+        summary.class_accuracy = [c / n if n else None for c, n in zip(worst.correct, worst.total, strict=True)]
 
 
 def compare_with_single_process(summary: Summary, config: Config, setup: RunSetup) -> None:
@@ -179,6 +182,10 @@ def train_single_process(config: Config, setup: RunSetup) -> Evaluation:
         base=setup.base,
     )
     return baseline.evaluation
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _by_metric(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:

@@ -43,16 +43,14 @@ class EvaluationRecord:
     """The task's own, by name."""
 
     @property
-    def accuracy(self) -> float:
-        """Fraction in [0, 1]."""
-        return sum(self.correct) / max(1, sum(self.total))
+    def accuracy(self) -> float | None:
+        """Fraction in [0, 1]; None where no sample was judged, as in a training script that measures nothing."""
+        samples = sum(self.total)
+        return sum(self.correct) / samples if samples else None
 
     def figure(self, criterion: Criterion) -> float | None:
         """Return the accuracy or metric of that name; None if it is not known."""
-        if criterion == ACCURACY:
-            # A training script may measure nothing.
-            return self.accuracy if any(self.total) else None
-        return self.metrics.get(criterion.name)
+        return self.accuracy if criterion == ACCURACY else self.metrics.get(criterion.name)
 
 
 def measured(
@@ -157,13 +155,13 @@ class Summary:
     """Figures that measure models, and which values are better. Models are compared by the first."""
     peer_accuracy: list[float] = field(default_factory=list)
     """Accuracy of each peer's de-biased model on the common test set, fractions; empty if a task has its own
-    metrics."""
+    metrics, or nobody measured any."""
     peer_metrics: dict[str, list[float]] = field(default_factory=dict)
     """The same for the task's own metrics, by name."""
     is_sample: bool = False
     """Whether these figures are of an evenly spread sample of the peers, because there are too many to evaluate."""
     members: list[int] = field(default_factory=list)
-    """Numbers of the peers with these accuracies, if not all that ever took part were there in the end."""
+    """Numbers of the peers with these accuracies, if not all that ever took part were there in the end, or measured."""
     epsilon: float | None = None
     """ε that the private local steps of the peer with the fewest samples spent; None if they were not private, or the
     figures are those of a cluster."""
@@ -177,8 +175,8 @@ class Summary:
     single_process_accuracy: float | None = None
     """Accuracy of one process trained in full precision on all data with the same schedule."""
     single_process_metrics: dict[str, float] = field(default_factory=dict)
-    class_accuracy: list[float] = field(default_factory=list)
-    """Accuracy of the worst peer for each class."""
+    class_accuracy: list[float | None] = field(default_factory=list)
+    """Accuracy of the worst peer for each class; None for a class without test samples."""
     holdout_accuracy: list[float] = field(default_factory=list)
     """Accuracy of each peer's model on its own hold-out split, fractions; empty without hold-outs."""
     holdout_metrics: dict[str, list[float]] = field(default_factory=dict)
@@ -193,8 +191,8 @@ class Summary:
     packet_bytes: int | None = None
     full_precision_payload_bytes: int = 0
     """The same messages as float32 vectors: 4 bytes a parameter."""
-    bits_per_parameter: float = 0.0
-    """Payload bits for each parameter of each message."""
+    bits_per_parameter: float | None = None
+    """Payload bits for each parameter of each message; None before the first."""
     entropy_bits_per_parameter: float | None = None
     repairs: int = 0
     reconnects: int = 0
@@ -416,6 +414,25 @@ class MetricsStore:
         """Return the last round of a peer in a table; −1 if there is none."""
         (last,) = self._connection.execute(f"SELECT MAX(round) FROM {table} WHERE peer = ?", (peer,)).fetchone()
         return -1 if last is None else int(last)
+
+    def last_figures(self, peer: int) -> dict[str, Any]:
+        """Return loss, accuracy, metrics and sent bytes of a peer as its answer to `sotto status` has them. Raises
+        sqlite3.Error."""
+        rows = "FROM rounds WHERE peer = ?"
+        loss = self._connection.execute(f"SELECT loss {rows} AND loss NOT NULL ORDER BY round DESC LIMIT 1", (peer,))
+        (payload,) = self._connection.execute(f"SELECT SUM(payload_bytes) {rows}", (peer,)).fetchone()
+        own = "WHERE peer = ? AND split = 'test' ORDER BY round DESC LIMIT 1"
+        tested = self._read(EvaluationRecord, "evaluations", own, (peer,))
+        sockets = [link.socket_bytes for link in self.links() if link.peer == peer]
+        metrics = dict(tested[0].metrics) if tested else {}
+        return {
+            "loss": next((float(value) for (value,) in loss), None),
+            "accuracy": tested[0].accuracy if tested else None,
+            "metrics": metrics,
+            "criterion": next(iter(metrics), ACCURACY.name),
+            "payload_bytes": payload,
+            "socket_bytes": None if not sockets or None in sockets else sum(size or 0 for size in sockets),
+        }
 
     def close(self) -> None:
         """Commit and close."""

@@ -126,7 +126,6 @@ def _of_round(record: RoundRecord) -> dict[str, float]:
 
 
 def _of_evaluation(record: EvaluationRecord) -> dict[str, float]:
-    loss = {} if record.loss is None else {"test_loss": record.loss}
+    figures = {"accuracy": record.accuracy, "test_loss": record.loss}
     # A task with metrics of its own may count no samples.
-    accuracy = {"accuracy": record.accuracy} if sum(record.total) else {}
-    return {**accuracy, **loss, **record.metrics}
+    return {name: value for name, value in figures.items() if value is not None} | dict(record.metrics)

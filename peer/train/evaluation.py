@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -27,15 +28,15 @@ class Evaluation:
     correct: npt.NDArray[np.int64]
     """int64[classes]; one entry where the task has no classes."""
     total: npt.NDArray[np.int64]
-    loss: float
-    """Mean over the samples."""
+    loss: float | None
+    """Mean over the samples; None where there are none."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The task's own, by name."""
 
     @property
     def accuracy(self) -> float:
-        """Fraction in [0, 1]."""
-        return float(self.correct.sum() / max(1, self.total.sum()))
+        """Fraction in [0, 1]; NaN where there are no samples."""
+        return float(self.correct.sum() / self.total.sum()) if self.total.any() else math.nan
 
 
 def evaluate_model(
@@ -61,7 +62,9 @@ def evaluate_model(
                     own_values.add(task.measure(model, batch))
     finally:
         model.train()
-    loss /= max(1, len(indices))
+    if not len(indices):
+        return Evaluation(correct, total, None)
+    loss /= len(indices)
     figures = task.figures({LOSS: loss, **own_values.means()}) if isinstance(task, OwnTask) else {}
     return Evaluation(correct, total, loss, figures)
 

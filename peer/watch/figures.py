@@ -106,7 +106,7 @@ class Figures:
             if record.split != "test":
                 continue
             figures = {printable(name): value for name, value in list(record.metrics.items())[:MOST_METRICS]}
-            if sum(record.total):
+            if record.accuracy is not None:
                 figures[ACCURACY.name] = record.accuracy
             is_average = record.peer < 0
             latest = self.average if is_average else self.latest.setdefault(record.peer, Latest())

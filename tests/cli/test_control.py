@@ -4,6 +4,7 @@ tested with the daemon."""
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from peer.errors import PeerUnreachable, RemoteError, RemoteProtocolError, Secur
 from peer.node.loss_votes import ordered
 from peer.ops import control
 from peer.ops.local_cluster import free_ports
+from peer.records import RoundRecord
 from peer.state.checkpoints import Checkpoint, StateFolder
+from peer.state.metrics import EvaluationRecord, MetricsStore
 from tests.cli.runner import sotto
 from tests.ops.answering import newcomer
 
@@ -70,6 +73,26 @@ def test_all_peers_of_the_list_are_asked_with_the_certificate_at_hand(daemons: D
     assert [call[0] for call in daemons.calls] == [0, 1, 2]
     assert {call[2] for call in daemons.calls} == {"peer-0"}
     assert [answer["name"] for answer in answers] == ["peer-0", "peer-1", "peer-2"]
+
+
+@pytest.mark.parametrize("accuracy", [0.75, None])
+def test_a_peer_that_has_finished_keeps_its_last_figures(accuracy: float | None, daemons: Daemons) -> None:
+    daemons.silent, rounds = {1}, Config().run.rounds
+    Path("kits/peer-1/state").mkdir()
+    with closing(MetricsStore(Path("kits/peer-1/state/metrics.sqlite"))) as store:
+        # The last round only averages.
+        for number, loss in enumerate([0.5, 0.25, None], rounds - 3):
+            store.put(RoundRecord(peer=1, round=number, time_s=1.0, loss=loss, payload_bytes=7))
+        right, total = (0, 0) if accuracy is None else (75, 100)
+        store.put(EvaluationRecord(peer=1, round=rounds, split="test", correct=(right,), total=(total,)))
+        store.put(EvaluationRecord(peer=0, round=rounds, split="test", correct=(1,), total=(100,)))
+    shown = sotto("status", "--run", "kits").stdout
+    (row,) = [line for line in shown.splitlines() if line.split()[:1] == ["peer-1"]]
+    assert row.split()[1:4] == [f"{rounds}/{rounds}", "0.250", "75.0" if accuracy else "–"]
+    assert shown.count("peer-1") == 1, "its row says it all"
+    answer = json.loads(sotto("status", "--run", "kits", "--json").stdout)[1]
+    figures = (answer["loss"], answer["accuracy"], answer["payload_bytes"], answer["socket_bytes"])
+    assert (answer["state"], *figures) == ("finished", 0.25, accuracy, 21, None)
 
 
 @pytest.mark.parametrize("verb", ["status", "stop"])

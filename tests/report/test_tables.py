@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import re
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
+from peer.report.compare_page import compare_page
+from peer.report.compare_table import compare_table
+from peer.report.comparison import contenders
+from peer.report.metrics_file import write_metrics
+from peer.report.run_data import load_run
+from peer.report.run_page import render
 from peer.report.status_table import status_table
 from peer.report.summary_table import summary_table
 from peer.report.whole_models import equal_interval, reduction, references
-from tests.report.sample_run import sample_summary
+from peer.run.summary import sum_up
+from peer.state.metrics import EvaluationRecord, MetricsStore, Summary
+from peer.watch.figures import Figures, MetricsFiles
+from tests.report.sample_run import round_record, sample_summary, write_sample_run
+
+ABOUT: dict[str, Any] = dict.fromkeys(("name", "algorithm", "compressor", "graph"), "some")
+ABOUT |= {"num_peers": 4, "rounds": 40, "seed": 0, "parameters": 0, "seconds": 1.0}
 
 
 def shown(table: RenderableType) -> str:
@@ -86,6 +104,58 @@ def test_what_was_not_measured_is_left_out() -> None:
     assert "socket" not in text
     assert "pts" not in text
     assert "ended early: stopped" in text
+
+
+def test_a_figure_that_nobody_measured_is_no_zero_anywhere(tmp_path: Path) -> None:
+    """A training script without `evaluate` judges no sample, and a peer alone sends nothing."""
+    run = write_sample_run(tmp_path / "run", rounds=40)
+    files = sorted(run.glob("peers/*/state/metrics.sqlite"))
+    stores = [MetricsStore(file) for file in [run / "metrics.sqlite", *files]]
+    for store in stores:
+        store.put(*(replace(row, values=0, payload_bytes=0, entropy_bits=0.0) for row in store.rounds()))
+        for row in store.evaluations():
+            store.put(replace(row, correct=(0,) * len(row.total), total=(0,) * len(row.total), loss=None))
+    names = [f"peer-{index}" for index in range(4)]
+    summary = Summary(**ABOUT, peer_names=names)
+    sum_up(summary, stores[1:])
+    for store in stores:
+        store.close()
+    summary.save(run / "summary.json")
+    document = json.loads((run / "summary.json").read_text())
+    nothing = ("worst_accuracy", "averaged_accuracy", "single_process_accuracy", "bits_per_parameter")
+    assert [document[key] for key in nothing] == [None] * len(nothing)
+    assert [document[key] for key in ("peer_accuracy", "holdout_accuracy", "class_accuracy")] == [[], [], []]
+    data = load_run(run)
+    write_metrics([data], "evaluations", tmp_path / "evaluations.csv")
+    with open(tmp_path / "evaluations.csv", encoding="utf-8") as file:
+        assert {row["accuracy"] for row in csv.DictReader(file)} == {""}
+    figures = Figures()
+    MetricsFiles(run, figures).read()
+    assert (figures.curves, figures.average.figures) == ({}, {})
+    with closing(MetricsStore(files[0], read_only=True)) as store:
+        answer = {"name": "a", **store.last_figures(0)}
+    found = contenders([data, data])
+    pages = (render(data), compare_page(found))
+    for text in (*map(shown, (summary_table(summary), compare_table(found), status_table([answer]))), *pages):
+        assert not re.search(r"\b0(\.0+)? %", text)
+    assert re.search("worst peer +–", shown(summary_table(summary)))
+    assert re.search("bits a parameter +–", shown(summary_table(summary)))
+    assert re.search("parameters +–", shown(summary_table(summary)))
+
+
+def test_peers_that_measured_are_compared_without_those_that_did_not() -> None:
+    stores = [MetricsStore(None) for _ in range(3)]
+    for peer, store in enumerate(stores):
+        total = (0 if peer == 1 else 10, 0)
+        store.put(round_record(peer, 0, 1))
+        store.put(EvaluationRecord(peer=peer, round=1, split="test", correct=(total[0] // 2, 0), total=total))
+    summary = Summary(**ABOUT, peer_names=["a", "b", "c"])
+    sum_up(summary, stores)
+    assert (summary.peer_accuracy, summary.members, summary.class_accuracy) == ([0.5, 0.5], [0, 2], [0.5, None])
+    text = shown(summary_table(summary))
+    assert re.search(r"^ *a +50\.0 %", text, re.MULTILINE)
+    assert not re.search(r"^ *b ", text, re.MULTILINE)
+    assert "its class" not in text
 
 
 def test_a_thousand_peers_do_not_fill_the_screen() -> None:

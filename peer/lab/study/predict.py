@@ -139,5 +139,5 @@ def rounds_to_target(config: Config, num_peers: int, accuracy: float) -> int | N
             stop.set()
 
     with simulated(config, num_peers, on_progress=look, stop=stop) as store:
-        reached = [each.round for each in store.evaluations() if each.peer == -1 and each.accuracy >= accuracy]
-    return min(reached, default=None)
+        averaged = [(each.round, each.accuracy) for each in store.evaluations() if each.peer == -1]
+    return min((done for done, found in averaged if found is not None and found >= accuracy), default=None)

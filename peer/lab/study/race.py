@@ -29,7 +29,6 @@ from peer.lab.study.checkout import commit
 from peer.lab.study.plan import Contender, Study
 from peer.lab.study.predict import simulated
 from peer.lab.study.rivals.training_orders import PROGRAM, TrainingOrders
-from peer.state.metrics import EvaluationRecord
 
 AVERAGED = -1
 """Number of the averaged model among the peers of an evaluation."""
@@ -102,14 +101,15 @@ def _own_points(study: Study, contender: Contender, settings: Sequence[str]) -> 
     workers = os.cpu_count() or 1 if has_rounds else 1
     with simulated(config, study.peers, stacked=True, workers=workers) as store:
         rounds, evaluations = store.rounds(), store.evaluations()
-    by_round: dict[int, list[EvaluationRecord]] = defaultdict(list)
+    by_round: dict[int, dict[int, float]] = defaultdict(dict)
     for each in evaluations:
-        by_round[each.round].append(each)
+        if each.accuracy is not None:
+            by_round[each.round][each.peer] = each.accuracy
     points = [
         Point(
             steps=done * period,
-            worst=min(each.accuracy for each in together if each.peer != AVERAGED),
-            averaged=next(each.accuracy for each in together if each.peer == AVERAGED),
+            worst=min(accuracy for peer, accuracy in together.items() if peer != AVERAGED),
+            averaged=together[AVERAGED],
         )
         for done, together in sorted(by_round.items())
     ]
