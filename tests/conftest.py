@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, settings
 # spinning, which took four times the processor time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# As where the environment is active: a command that is advised is then called `sotto`.
+os.environ["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}"
+
 from peer.ops.peer_processes import ForkServer
 from tests.browser import browser
 from tests.warm_python import WarmPython

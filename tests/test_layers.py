@@ -18,6 +18,7 @@ ROOT = Path(peer.__file__).parent
 # imports only from rooms above it.
 ROOMS: dict[str, set[str]] = {
     "foreign_text": set(),
+    "terminal": {"foreign_text"},
     "errors": {"foreign_text"},
     "foreign_values": {"errors"},
     "native": {"errors"},
@@ -55,11 +56,11 @@ ROOMS: dict[str, set[str]] = {
     },
     "daemon": {
         "compress", "config", "errors", "foreign_text", "foreign_values", "gossip", "net", "node", "proto",
-        "protocol", "rate_limits", "records", "run", "state", "train", "wire",
+        "protocol", "rate_limits", "records", "run", "state", "terminal", "train", "wire",
     },
     "library": {
         "compress", "config", "daemon", "errors", "gossip", "node", "protocol", "records", "run", "simulate",
-        "state", "train", "wire",
+        "state", "terminal", "train", "wire",
     },
     "ops": {
         "compress", "config", "errors", "files", "foreign_text", "gossip", "net", "random", "records", "run",
@@ -78,7 +79,7 @@ ROOMS: dict[str, set[str]] = {
     "watch": {"config", "errors", "foreign_text", "foreign_values", "ops", "records", "report", "run", "state"},
     "cli": {
         "compress", "config", "daemon", "errors", "files", "foreign_text", "gossip", "lab",
-        "links", "ops", "planning", "records", "report", "run", "simulate", "state", "trackers", "train",
+        "links", "ops", "planning", "records", "report", "run", "simulate", "state", "terminal", "trackers", "train",
         "watch",
     },
     "__main__": {"cli"},

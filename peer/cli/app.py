@@ -23,6 +23,7 @@ import click
 
 from peer.errors import INTERRUPTED, LocalProtocolError, SottoError, StateError, remedy
 from peer.foreign_text import finite, printable
+from peer.terminal import LineFormatter
 
 BROKEN_PIPE = 141
 """Exit code that a shell reports for a process that died of SIGPIPE."""
@@ -264,18 +265,6 @@ class StopOnSignal:
             raise KeyboardInterrupt
         self.event.set()
         click.echo("\nsotto: stopping after this round; a second signal stops at once", err=True)
-
-
-class LineFormatter(logging.Formatter):
-    """Writes one line for each record, whatever the source of its texts; further lines are indented."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line, without escape sequences."""
-        return printable(super().formatMessage(record), None)
-
-    def formatException(self, ei: Any) -> str:
-        """Return a traceback, whose last line may hold a text of another peer."""
-        return "\n".join(f"    {printable(line, None)}" for line in super().formatException(ei).splitlines())
 
 
 def raise_log_level() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from pathlib import Path
 
 import click
@@ -12,6 +11,7 @@ import click
 from peer.cli.app import SottoGroup
 from peer.cli.options import DAYS, PASSPHRASE, job_options, load_config, set_option
 from peer.errors import ConfigError
+from peer.terminal import command
 
 force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
 
@@ -72,7 +72,8 @@ def init(
             raise ConfigError("is missing", key="--name", valid="the name of the new peer")
         thumbprint = enrollment.request(join, name, host, 7700)
         click.echo(f"wrote {join / 'peer.key'} and {join / enrollment.REQUEST_FILE}; key {thumbprint}")
-        click.echo(f"next, where the cluster was created: sotto sign KITS {enrollment.REQUEST_FILE}")
+        signs = command("sign", "KITS", enrollment.REQUEST_FILE)
+        click.echo(f"next, where the cluster was created: {signs}")
         return
     if name or host:
         raise ConfigError("can only be used with --join", key="--name" if name else "--host")
@@ -173,7 +174,7 @@ def cluster(
             f"start each with your script: sottovoce.join(model, {json.dumps(str(files[0]), ensure_ascii=False)}, …)"
         )
     else:
-        click.echo(f"start each with: {shlex.join(['sotto', 'run', '--config', str(files[0])])}")
+        click.echo(f"start each with: {command('run', '--config', files[0])}")
 
 
 def _new_passphrase() -> bytes:

@@ -21,6 +21,7 @@ import click
 from peer.cli.app import is_interactive, print_json
 from peer.errors import INTERRUPTED, ConfigError, DivergenceError, SottoError
 from peer.files import open_own, write_whole
+from peer.terminal import command
 
 if TYPE_CHECKING:
     from peer.config.options import Config
@@ -178,7 +179,7 @@ def with_live_page(show: Callable[[Progress], None], directory: Path) -> Callabl
         nonlocal said
         if not said and progress.phase != "preparing":
             said = True
-            click.echo(f"live page: {shlex.join(['sotto', 'watch', str(directory)])}", err=True)
+            click.echo(f"live page: {command('watch', directory)}", err=True)
         show(progress)
 
     return show_and_say
@@ -226,8 +227,10 @@ def finish(summary: Summary, directory: Path | None, as_json: bool, *, interrupt
         from peer.report.summary_table import summary_table
 
         Console().print(summary_table(summary))
-        if report is not None:
+        if report is not None and directory is not None:
             click.echo(f"report: {report}")
+            if (model := directory / "model.safetensors").exists():
+                click.echo(f"model:  {model}\nnext:   {command('export', directory)}")
     if interrupted:
         return INTERRUPTED
     return DivergenceError.exit_code if summary.ended.startswith("diverged") else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from peer.cli.training_run import (
     with_live_page,
 )
 from peer.errors import INTERRUPTED, ConfigError
+from peer.terminal import command
 from peer.train.startup import quick_imports
 
 
@@ -140,10 +140,8 @@ def resume_command_at_interrupt(directory: Path, runs_dir: Path) -> Iterator[Non
 def say_how_to_resume(directory: Path, runs_dir: Path) -> None:
     """Print the command that resumes a run, unless it never began or is complete."""
     if any(directory.glob("peers/*/log.txt")) and not (directory / "model.safetensors").exists():
-        words = ["sotto", "up", "--resume", directory.name]
-        if runs_dir != RUNS_DIR:
-            words += ["--runs-dir", str(runs_dir)]
-        click.echo(f"resume with: {shlex.join(words)}", err=True)
+        where = ["--runs-dir", runs_dir] if runs_dir != RUNS_DIR else []
+        click.echo(f"resume with: {command('up', '--resume', directory.name, *where)}", err=True)
 
 
 def find_run_to_resume(runs_dir: Path, name: str) -> Path:

@@ -46,6 +46,8 @@ log = logging.getLogger("sotto")
 _NOTES = {topics.DIVERGED: (10.0, 100.0), topics.REPLICA: (10.0, 100.0)}
 """Topic → (notes a second, notes at once) that are read of one neighbour. A joining peer asks every five seconds."""
 _OTHER_NOTES = (0.5, 5.0)
+_GOODBYES = {"completed": "has finished", "left": "has left the run"}
+"""Last word of a neighbour → the sentence about it."""
 
 
 def _notes_about_any(num_peers: int) -> tuple[float, float]:
@@ -114,7 +116,6 @@ class Incoming:
 
     def link_down(self, peer: int, reason: str) -> None:
         """A link ended; the transport dials again by itself."""
-        self._log(logging.INFO, peer, "lost the link to %s: %s", self._roster.name(peer), reason)
         self._frames.disconnected(peer)
         self._neighbors.down(peer, self._runtime.now())
         for call in self._on_link_down:
@@ -148,7 +149,8 @@ class Incoming:
 
     def goodbye(self, peer: int, reason: str) -> None:
         """A neighbour leaves on purpose: for good, if it is no member any more."""
-        self._log(logging.INFO, peer, "%s says goodbye: %s", self._roster.name(peer), quote(reason))
+        told = _GOODBYES.get(reason, f"says goodbye: {quote(reason)}")
+        self._log(logging.INFO, peer, "%s %s", self._roster.name(peer), told)
         self._neighbors.left[peer] = reason
         self._runtime.wake()
         if self._members.is_gone(peer):

@@ -34,7 +34,7 @@ from pathlib import Path
 from peer import __version__
 from peer.config.options import Config
 from peer.daemon.assembly import Parts, assemble
-from peer.daemon.device.progress_log import ProgressLog
+from peer.daemon.device.progress_log import ProgressLog, duration
 from peer.daemon.device.service_manager import notify
 from peer.daemon.members import rejoining
 from peer.daemon.members.first_peer_list import settle
@@ -45,9 +45,10 @@ from peer.daemon.saving import sync_now_and_then
 from peer.errors import INTERRUPTED, DataError, DivergenceError, SottoError, StateError, TaskError
 from peer.net.address import split_address, why_not_bound
 from peer.node.divergence_guard import reason_to_stop
-from peer.records import RoundRecord
+from peer.records import ACCURACY, RoundRecord
 from peer.run.plan import refuse_errors, validate_config
 from peer.state.disk import private_files, writing
+from peer.terminal import command
 from peer.train.threads import use_one_thread
 
 log = logging.getLogger("sotto")
@@ -325,6 +326,20 @@ class Daemon:
             await self.runtime.work(self.local.trainer.save_model, models.z, path)
         self._metrics.put_evaluations(self._evaluations.newest.values())
         self._metrics.flush()
+        self._say_last_word(path)
+
+    def _say_last_word(self, model: Path) -> None:
+        """Log what came of the run here, and where it is."""
+        own, criterion = self._evaluations.own(), self._evaluations.criteria[0]
+        figure = None if own is None else own.figure(criterion)
+        loss = self._metrics.last_loss
+        is_accuracy = criterion == ACCURACY
+        written = f", loss {loss:.3g}" if loss is not None else ""
+        if figure is not None:
+            written = f", accuracy {100 * figure:.1f} %" if is_accuracy else f", {criterion.name} {figure:.3g}"
+        what, took = "left after" if self.loop.has_left else "finished", duration(self.runtime.now())
+        name, done, next_ = self.local.name, self.loop.round, command("export", model.parent.parent)
+        log.info("%s %s %s rounds in %s%s. Model: %s. Next: %s", name, what, f"{done:,}", took, written, model, next_)
 
     def _end_diverged(self, finding: Diverged) -> None:
         self.operator.state = f"diverged: {finding.reason}"

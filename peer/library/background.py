@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from peer.library.place import Host, Place, read_config
 from peer.records import RoundRecord
 from peer.run.plan import final_rounds, refuse_errors, validate_config
 from peer.state.metrics import EvaluationRecord
+from peer.terminal import LineFormatter
 
 _KINDS: dict[ChangeKind, Literal["join", "leave", "loss"]] = {
     ChangeKind.JOIN: "join",
@@ -79,6 +81,16 @@ def place(config: str | os.PathLike[str]) -> Place:
     )
 
 
+def _speak() -> None:
+    """Log to stderr what a peer without a script logs there, unless the script has set up logging by itself. It is
+    quiet with `logging.getLogger("sotto").setLevel(logging.WARNING)`."""
+    if not daemon_log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(LineFormatter("%(asctime)s %(message)s"))
+        daemon_log.addHandler(handler)
+        daemon_log.setLevel(daemon_log.level or logging.INFO)
+
+
 class Background(Host):
     """The daemon of one script."""
 
@@ -117,6 +129,7 @@ class Background(Host):
         return self._meeting
 
     def open(self, steps: LoopSteps, config: Config) -> int:
+        _speak()
         base = self._path.parent
         for finding in refuse_errors(validate_config(settle(config, base).config, base)):
             daemon_log.warning("%s: %s", finding.key, finding.sentence)

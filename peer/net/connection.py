@@ -60,6 +60,8 @@ class Connection:
         """Whether frames pass; false once it was detached."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Done when the stream is gone, and the tasks with it."""
+        self.is_parting = False
+        """Whether one of the two says goodbye, rather than that the connection is lost."""
         self._stream, self._handler, self._tasks = opened.stream, handler, tasks
         self._take_revocations, self._blame, self._on_detach = take_revocations, blame, on_detach
 
@@ -125,6 +127,7 @@ class Connection:
         if self._farewell is not None:
             return
         self._farewell, self._reason = (kind, reason), reason
+        self.is_parting = kind == pb.Close.GOODBYE
         self._wake.set()
         if kind != pb.Close.GOODBYE:
             # An envelope that is under way over a thin link goes first. But a neighbour that reads nothing blocks the
@@ -216,7 +219,7 @@ class Connection:
         if received.farewell is None:
             return True
         if received.farewell.is_goodbye:
-            self._reason = f"it left: {received.farewell.reason}"
+            self._reason, self.is_parting = f"it left: {received.farewell.reason}", True
             handler.goodbye(peer, received.farewell.reason)
         else:
             self._reason = f"it ended the connection: {received.farewell.reason}"

@@ -59,6 +59,8 @@ class _Link:
     """Nonces of processes whose place a newer one took."""
     past: LinkCounters = field(default_factory=LinkCounters)
     """Totals of connections that are no longer in use."""
+    is_parting: bool = False
+    """Whether the last connection ended with a goodbye."""
     highest_sent: int = 0
     pace: Allowance | None = None
     """Allowance for the neighbour's traffic beside frames; None before its first connection."""
@@ -195,7 +197,7 @@ class Links:
             tasks=self._tasks,
             pace=link.pace,
         )
-        link.connection = connection
+        link.connection, link.is_parting = connection, False
         self.refusals.pop(peer, None)
         self.problems.pop(peer, None)
         self.log.write(log, logging.INFO, peer, "link to %s is up", opened.neighbor.name)
@@ -282,8 +284,8 @@ class Links:
 
     def note_problem(self, neighbor: Neighbor, reason: str) -> None:
         """Note why there is no link yet."""
-        if self.problems.get(neighbor.index) != reason:
-            self.problems[neighbor.index] = reason
+        is_news, self.problems[neighbor.index] = self.problems.get(neighbor.index) != reason, reason
+        if is_news and not self._links[neighbor.index].is_parting:
             self.log.write(log, logging.INFO, neighbor.index, "no link to %s yet: %s", neighbor.name, reason)
 
     def _went_down(self, connection: Connection, reason: str) -> None:
@@ -293,7 +295,9 @@ class Links:
         link.connection = None
         self.problems[peer] = reason
         link.went_down.set()
-        self.log.write(log, logging.INFO, peer, "link to %s is down: %s", connection.neighbor.name, reason)
+        link.is_parting = connection.is_parting
+        if not link.is_parting:  # A goodbye is told as one.
+            self.log.write(log, logging.INFO, peer, "link to %s is down: %s", connection.neighbor.name, reason)
         self._tell_down(peer, reason)
 
     def _tell_down(self, peer: int, reason: str) -> None:

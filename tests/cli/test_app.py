@@ -20,6 +20,7 @@ import pytest
 from peer import __version__, errors, native
 from peer.cli import app, listing
 from peer.cli.app import EXIT_CODES, SottoGroup, StopOnSignal
+from peer.terminal import LineFormatter, command
 from tests.cli.runner import sotto
 
 ROOT = Path(__file__).parents[2]
@@ -92,9 +93,28 @@ def test_texts_of_others_can_neither_forge_a_line_of_the_log_nor_move_the_cursor
         record = logging.LogRecord(
             "sotto", logging.INFO, "", 1, "%s says %s", ("ben\r", "\x1b[2J\nforged"), (ValueError, error, None)
         )
-    first, *traceback = app.LineFormatter("%(levelname)s %(message)s").format(record).splitlines()
+    first, *traceback = LineFormatter("%(levelname)s %(message)s").format(record).splitlines()
     assert first == "INFO ben  says  [2J forged"
     assert traceback == ["    ValueError: bad  [31m text", "    2026-01-01 INFO all is well"]
+
+
+@pytest.mark.parametrize(
+    ("python", "expected"),
+    [
+        (".venv/bin/python", ".venv/bin/sotto export 'my run'"),
+        ("elsewhere/python", "{here}/elsewhere/python -m peer export 'my run'"),
+    ],
+)
+def test_a_command_that_is_advised_can_be_pasted(
+    python: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/sotto").touch()
+    assert command("export", Path("my run")) == "sotto export 'my run'"
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / python))
+    assert command("export", Path("my run")) == expected.format(here=tmp_path)
 
 
 def test_an_error_that_quotes_another_peer_is_one_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +233,8 @@ def test_an_error_among_lines_with_their_times_has_its_time(tmp_path: Path, monk
     """What is read of a container is its log. A person who calls a command reads one sentence."""
     monkeypatch.chdir(tmp_path)
     assert sotto("status").stderr.startswith("sotto: error: ")
-    for command in (["run"], ["status", "-v"]):
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d [\d:]{8},\d{3} sotto: error: .*peer.toml.*\n", sotto(*command).stderr)
+    for words in (["run"], ["status", "-v"]):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d [\d:]{8},\d{3} sotto: error: .*peer.toml.*\n", sotto(*words).stderr)
 
 
 _DESTROYS = re.compile(r"\b(delete|erase|wipe|remove (its|the) (file|folder|state|volume)|rm -r|--force|--volumes)\b")

@@ -109,6 +109,23 @@ def test_of_a_flood_of_notes_of_one_neighbour_only_the_first_are_read(
     assert peer.judged[read:] == [(2, b"note")]
 
 
+@pytest.mark.parametrize(
+    ("reason", "line"),
+    [
+        ("completed", "peer-1 has finished"),
+        ("left", "peer-1 has left the run"),
+        ("stopped by SIGTERM", "peer-1 says goodbye: 'stopped by SIGTERM'"),
+    ],
+)
+def test_the_end_of_a_neighbour_is_one_line(
+    peer: Peer, caplog: pytest.LogCaptureFixture, reason: str, line: str
+) -> None:
+    with caplog.at_level(logging.INFO):
+        peer.incoming.goodbye(1, reason)
+        peer.incoming.link_down(1, f"it left: {reason}")
+    assert caplog.messages == [line]
+
+
 def test_goodbyes_do_not_fill_the_log(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         for n in range(1000):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -280,7 +281,9 @@ def test_a_chunk_that_takes_longer_than_the_silence_allowed_is_no_silence() -> N
     asyncio.run(story())
 
 
-def test_goodbye_is_said_on_every_link_and_nothing_stays_behind() -> None:
+def test_goodbye_is_said_on_every_link_and_nothing_stays_behind(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
     async def story() -> None:
         ada, ben = Mind(), Mind()
         async with pair(ada, ben) as (_, dialler):
@@ -293,6 +296,8 @@ def test_goodbye_is_said_on_every_link_and_nothing_stays_behind() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(story())
+    # The goodbye itself is told by whoever knows what it means.
+    assert {line for line in caplog.messages if "link to" in line} == {"link to ada is up", "link to ben is up"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO is Linux's")

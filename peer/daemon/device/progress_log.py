@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,8 +14,9 @@ from peer.daemon.device.service_manager import notify
 log = logging.getLogger("sotto")
 
 _LOOK_EVERY_S = 2.0
-_FIRST_LINE_S, _LONGEST_PAUSE_S = 10.0, 600.0
-"""Lines of the log: the first after so many seconds, then after pauses that double up to the longest."""
+_LINE_S, _LONGEST_PAUSE_S = 10.0, 600.0
+"""Lines of the log: the first after so many seconds, then after pauses that double up to the longest. Where a person
+watches they do not double."""
 _WINDOW_S = 300.0
 """Span over which the speed is measured: the links may be better or worse than yesterday."""
 _NOTABLE_WAIT_S = 5.0
@@ -31,7 +33,7 @@ class ProgressLog:
         self._round_at: float | None = None
         """When a round was last seen to be completed, or the watch began."""
         self._line_at: float | None = None
-        self._pause_s = _FIRST_LINE_S
+        self._pause_s = _LINE_S
 
     async def watch(self, now: Callable[[], float]) -> None:
         """Tell of the progress, without end."""
@@ -46,7 +48,7 @@ class ProgressLog:
         if self._line_at is None:
             self._line_at = now + self._pause_s
         elif now >= self._line_at:
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._pause_s = self._pause_s if sys.stderr.isatty() else min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._line_at = now + self._pause_s
             log.info("%s", sentence)
 
@@ -69,9 +71,9 @@ class ProgressLog:
         waited = now - (now if self._round_at is None else self._round_at)
         if (waiting := status.get("waiting_for")) and waited >= _NOTABLE_WAIT_S:
             names = ", ".join(waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
-            parts.append(f"waiting for {names} since {_duration(waited)}")
+            parts.append(f"waiting for {names} since {duration(waited)}")
         elif round_s is not None and done < rounds:
-            parts.append(f"{_duration(round_s)} a round, about {_duration(round_s * (rounds - done))} left")
+            parts.append(f"{duration(round_s)} a round, about {duration(round_s * (rounds - done))} left")
         state = str(status["state"])
         return ", ".join(parts if state == "running" else [state, *parts])
 
@@ -89,7 +91,7 @@ class ProgressLog:
         return (now - began) / (last - first) if last > first else None
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a duration as "35 ms", "8.3 s", "4 min 12 s" or "3 h 05 min"."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
