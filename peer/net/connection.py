@@ -208,6 +208,7 @@ class Connection:
             self._wake.set()
         if received.receipt:
             handler.receipt(peer, received.receipt)
+            self.remote_has = max(self.remote_has, received.receipt)
         if received.credit:
             self._cutter.add_credit(received.credit)
             self._wake.set()

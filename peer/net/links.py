@@ -61,6 +61,8 @@ class _Link:
     """Totals of connections that are no longer in use."""
     is_parting: bool = False
     """Whether the last connection ended with a goodbye."""
+    confirmed: tuple[int, int] = (0, 0)
+    """Nonce of the last process and the last of our frames that it confirmed over connections out of use."""
     highest_sent: int = 0
     pace: Allowance | None = None
     """Allowance for the neighbour's traffic beside frames; None before its first connection."""
@@ -197,6 +199,10 @@ class Links:
             tasks=self._tasks,
             pace=link.pace,
         )
+        nonce, confirmed = link.confirmed
+        if nonce == connection.nonce:
+            # Its hello may be older than a receipt that came over another connection: where both ends dial, they cross.
+            connection.remote_has = max(connection.remote_has, confirmed)
         link.connection, link.is_parting = connection, False
         self.refusals.pop(peer, None)
         self.problems.pop(peer, None)
@@ -292,7 +298,7 @@ class Links:
         peer = connection.neighbor.index
         link = self._links[peer]
         link.past = link.past.plus(connection.counters())
-        link.connection = None
+        link.connection, link.confirmed = None, (connection.nonce, connection.remote_has)
         self.problems[peer] = reason
         link.went_down.set()
         link.is_parting = connection.is_parting

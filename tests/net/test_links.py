@@ -13,6 +13,7 @@ from peer.net.hello import Terms
 from peer.net.inbox import LinkLimits
 from peer.net.links import Links
 from peer.net.tasks import Tasks
+from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from tests.net.transport_peers import NAMES, Mind, passive
 
 LIMITS = LinkLimits(window_bytes=64 * 1024, chunk_bytes=16 * 1024, max_frame_bytes=1024**2)
@@ -35,6 +36,26 @@ class Nowhere:
 
 
 @dataclass
+class Confirms(Nowhere):
+    """A stream over which the other end confirms frames, and which it closes then."""
+
+    upto: int
+
+    async def read(self) -> bytes | None:
+        upto, self.upto = self.upto, 0
+        return pb.Envelope(receipt=upto).SerializeToString() if upto else None
+
+    async def write(self, data: bytes) -> None:
+        pass
+
+    async def done_writing(self) -> None:
+        pass
+
+    async def abandon(self) -> None:
+        pass
+
+
+@dataclass
 class End:
     """The links of one of two peers, and which stream it has in use."""
 
@@ -49,11 +70,13 @@ class End:
         )  # fmt: skip
         self.links.add(passive(1 - self.me))
 
-    def offer(self, name: str, *, dialled: bool, nonce: int = 7) -> bool:
+    def offer(
+        self, name: str, *, dialled: bool, nonce: int = 7, received: int = 0, stream: Nowhere | None = None
+    ) -> bool:
         """Return whether a stream that another end accepted is put into use."""
         neighbor = self.links.neighbors[1 - self.me]
         terms = Terms(
-            protocol=2, received=0, nonce=nonce, credit_bytes=64 * 1024, chunk_bytes=16 * 1024, heartbeat_s=1.0,
+            protocol=2, received=received, nonce=nonce, credit_bytes=64 * 1024, chunk_bytes=16 * 1024, heartbeat_s=1.0,
             seen_as="", software="sottovoce 0.1.0",
         )  # fmt: skip
         if not self.links.give_way(neighbor, terms, dialled=dialled):
@@ -61,7 +84,7 @@ class End:
         self.links.open(
             OpenedStream(
                 neighbor=neighbor,
-                stream=Nowhere(),
+                stream=stream or Nowhere(),
                 terms=terms,
                 identity=None,
                 dialled=dialled,
@@ -105,6 +128,28 @@ def test_a_process_whose_place_a_newer_one_took_does_not_come_back() -> None:
         with pytest.raises(HandshakeRefused, match=f"a newer process of '{NAMES[0]}' took the place of this one"):
             end.offer("old process again", dialled=True, nonce=1)
         assert end.stream == "new process"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("nonce", "up"), [(7, [1, 3]), (8, [1, 1])], ids=["same process", "another process"])
+def test_a_hello_that_a_receipt_overtook_takes_nothing_back(nonce: int, up: list[int]) -> None:
+    """A process loses no state while it runs, so its earlier word about it was not a lie. What another process says of
+    the same state counts."""
+
+    async def story() -> None:
+        end = End(0)
+        end.mind.transport = end.links  # type: ignore[assignment]  # Sends, and no more.
+        for _ in range(3):
+            end.mind.send(1, b"frame")
+        end.offer("first", dialled=True, received=1, stream=Confirms(3))
+        connection = end.links.connection(1)
+        assert connection is not None
+        await connection.run()
+        assert end.links.connection(1) is None
+        end.offer("second", dialled=False, nonce=nonce, received=1)
+        assert [event[2] for event in end.mind.events if event[0] == "up"] == up
+        assert end.links.offences.count(1) == (nonce != 7)
 
     asyncio.run(story())
 
