@@ -160,6 +160,10 @@ class DrawSource(Protocol):
     def draws(self, t: int) -> Draws: ...
 
 
+LIGHT = 1.0 / 16.0
+"""Push-sum weight up to which a message counts as one that hardly moves any peer: most weights are near 1."""
+
+
 class MomentumRule(Protocol):
     """Turns a gradient into a direction. Implemented in `train.momentum`; see there."""
 
@@ -374,10 +378,10 @@ class Algorithm(ABC):
         """Return how far a message of a round can move a model, ‖·‖₂ (`plausibility`): a neighbour's, or an own one to
         a receiver. `rate`: γ of that round.
 
-        Of a model, its norm. It counts by its push-sum weight: one far below the own moves little, however far its z is
-        away, as that of a newcomer that was given next to nothing.
+        Of a model, its norm. It counts by its push-sum weight: one far below the own, or below `LIGHT`, moves little,
+        however far its z is away, as that of a newcomer that was given next to nothing and has made a step.
         """
-        return norm(message.layers) / max(message.push_weight, self.u / 4.0)
+        return norm(message.layers) / max(message.push_weight, self.u / 4.0, LIGHT)
 
     def unsent(self) -> Mapping[int, Message]:
         """Return, after `begin`, what this peer adds itself to what it is going to send, as a message to itself."""

@@ -172,7 +172,7 @@ def adamw_by_index(
 
 
 def spoilt(where: sottovoce.Place, *, every: int = 3, overlap: bool = False) -> Outcome:
-    """Train with parameters that grow by 1,000 in each step while a file `spoil` is there, until this peer gets
+    """Train with parameters that grow by 10 in each step while a file `spoil` is there, until this peer gets
     another model since it was declared lost. While a file `hold` is there, it does nothing."""
     torch.set_num_threads(1)
     model = make_model()
@@ -191,7 +191,7 @@ def spoilt(where: sottovoce.Place, *, every: int = 3, overlap: bool = False) -> 
             if file.exists():
                 with torch.no_grad():
                     for parameter in model.parameters():
-                        parameter += 1000.0
+                        parameter += 10.0
             peer.step(loss)
             # Most of the time somebody is waited for, and the others train meanwhile.
             time.sleep(0.05)

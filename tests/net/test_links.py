@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from peer.net.hello import Terms
 from peer.net.inbox import LinkLimits
 from peer.net.links import Links
 from peer.net.tasks import Tasks
+from peer.net.transport import Transport
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from tests.net.transport_peers import NAMES, Mind, passive
 
@@ -139,7 +141,7 @@ def test_a_hello_that_a_receipt_overtook_takes_nothing_back(nonce: int, up: list
 
     async def story() -> None:
         end = End(0)
-        end.mind.transport = end.links  # type: ignore[assignment]  # Sends, and no more.
+        end.mind.transport = cast(Transport, end.links)  # It sends, and no more.
         for _ in range(3):
             end.mind.send(1, b"frame")
         end.offer("first", dialled=True, received=1, stream=Confirms(3))

@@ -24,7 +24,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from peer.compress import block_float
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, FloatArray, LayerPayload, Residues, ValueType, num_values
 from peer.config.options import Config, load
-from peer.errors import DivergenceError, SottoError
+from peer.errors import DivergenceError, RemoteProtocolError, SottoError
 from peer.gossip.plausibility import HALF, Reaches
 from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
@@ -242,15 +242,22 @@ def largest_lie(receiver: Participant | PairParticipant, honest: Message, share:
     """Return a message all of whose numbers are alike, and that reaches that share of what the receiver lets by."""
     # Block floating point rounds to the nearest of 8 bits.
     share *= 0.98 if honest.kind is MessageKind.PART else 1.0
-    ones = blown_up(honest, 1.0)
-    if isinstance(receiver, PairParticipant):
-        model = receiver.algorithm._model
-        reach, allowed = model.coding.reach(ones), model.reaches.allowed(honest.sender, model.norm())
-    else:
-        judge, rate = receiver._judge, receiver.local_steps.rate(honest.round)
-        reach = judge.reach(ones, rate, receiver.peer)
-        allowed = judge.reaches.allowed(honest.sender, judge.own_norm())
-    return blown_up(honest, share * allowed / reach)
+    reach, own_norm = asked(receiver, blown_up(honest, 1.0))
+    return blown_up(honest, share * receiver.reaches.allowed(honest.sender, own_norm) / reach)
+
+
+def asked(receiver: Participant | PairParticipant, message: Message) -> tuple[float, float]:
+    """Return how far a message reaches, and the norm of the receiver's model, as its judge finds them."""
+    found: list[tuple[float, float]] = []
+
+    def check(_reaches: Reaches, _message: Message, reach: float, own_norm: Callable[[], float]) -> None:
+        found.append((reach, own_norm()))
+        raise RemoteProtocolError("was asked about only", peer=message.sender)
+
+    with patch.object(Reaches, "check", check), suppress(RemoteProtocolError):
+        receiver.algorithm.judge(message) if isinstance(receiver, PairParticipant) else receiver.weigh(message)
+    (answer,) = found
+    return answer
 
 
 def blown_up(message: Message, largest: float) -> Message:
