@@ -21,7 +21,7 @@ language = "en"
 
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["README.md", "CHANGELOG.md", "SECURITY.md", "deploy/README.md", "docs/**"]
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md", "docs/**"]
 # Folders that are large, and hold Markdown of others.
 exclude_patterns = [".*", "build", "runs", "peer", "tests", "tools"]
 

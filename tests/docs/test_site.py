@@ -16,7 +16,7 @@ from tools.draw_concepts import FOLDER, PICTURES
 
 pytest.importorskip("sphinx", reason="the site needs the extra docs")
 
-PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "deploy/README.md")]
+PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 
 
