@@ -1,4 +1,4 @@
-"""The records of a run: the criterion that compares its models, the figures of a round, and its progress.
+"""The records of a run: the criterion that compares its models, their form, the figures of a round, and its progress.
 
 Values without a home in any layer: drivers fill them in, and everything above reads them.
 """
@@ -6,7 +6,7 @@ Values without a home in any layer: drivers fill them in, and everything above r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +33,20 @@ class Criterion:
 
 ACCURACY = Criterion("accuracy")
 """The fraction of the samples that a model gets right, by which tasks without metrics of their own are judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelForm:
+    """The names under which a flat vector, and what a peer holds beside it, are a model's state_dict."""
+
+    trained: Mapping[str, tuple[int, ...]]
+    """Exchanged parameters and their shapes, in the order of the vector."""
+    private: tuple[str, ...]
+    """Parameters that are trained and stay on their device."""
+    entries: Mapping[str, str]
+    """Entry of the state_dict → parameter or buffer that it holds. Entries of tied parameters hold the same one."""
+    without: tuple[str, ...]
+    """Parameters and buffers that the state_dict in float32 lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)

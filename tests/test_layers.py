@@ -63,7 +63,7 @@ ROOMS: dict[str, set[str]] = {
         "state", "terminal", "train", "wire",
     },
     "ops": {
-        "compress", "config", "errors", "files", "foreign_text", "gossip", "net", "random", "records", "run",
+        "compress", "config", "errors", "files", "foreign_text", "gossip", "library", "net", "random", "records", "run",
         "simulate", "state", "train", "wire",
     },
     "report": {"config", "errors", "files", "foreign_values", "gossip", "ops", "records", "state"},

@@ -20,7 +20,7 @@ TOLERANCE = 1e-9
 
 
 @click.command(cls=SottoCommand)
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("sources", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "-p",
     "--peer",
@@ -44,6 +44,12 @@ TOLERANCE = 1e-9
     show_default=True,
     help="A safetensors file, or a folder as on the Hugging Face Hub: with config.json and README.md.",
 )
+@click.option(
+    "--statistics",
+    metavar="PEER|mean|data",
+    help="Running statistics of norms and other buffers of an average: those of a peer, by name, the mean of all (the"
+    " default), or measured anew on training samples that are here.",
+)
 @click.option("--int8", is_flag=True, help="Write 8-bit weights, for inference in 8-bit arithmetic.")
 @click.option("--torch-export", "program", is_flag=True, help="Also write a program for torch.export.load (.pt2).")
 @click.option("--onnx", is_flag=True, help="Also write the model in ONNX (.onnx).")
@@ -54,10 +60,11 @@ TOLERANCE = 1e-9
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @json_option
 def export(
-    source: Path,
+    sources: tuple[Path, ...],
     peer_index: int | None,
     output: Path | None,
     layout: str,
+    statistics: str | None,
     int8: bool,
     program: bool,
     onnx: bool,
@@ -68,9 +75,13 @@ def export(
 ) -> None:
     """Write a trained model to a safetensors file.
 
-    SOURCE is a run folder (exports the average of all peers, or one peer with --peer) or the folder of one peer
-    (exports its newest checkpoint). The model is de-biased: push-sum values are divided by their weight. A strict
-    load_state_dict of the task's model takes the file. A model card beside it says how the model was trained.
+    FOLDER is a run folder (exports the average of all peers, or one peer with --peer) or the folder of one peer
+    (exports its newest checkpoint). Of several folders of peers the average is exported. Neither the data nor the code
+    of the task or training script is needed. The model is de-biased: push-sum values are divided by their weight. A
+    strict load_state_dict of the model takes the file. A model card beside it says how the model was trained.
+
+    Buffers, such as the running statistics of norms, and private parameters are each peer's own. An average takes the
+    mean, unless --statistics names a peer; for private parameters it has to be given.
 
     With --int8 the file holds 8-bit codes and one scale for each matrix, and the ranges of activations measured on
     2,048 training samples. `peer.train.int8_file.load_int8` reads such a file. For 8 bits without this package, use
@@ -87,6 +98,7 @@ def export(
       sotto export runs/digits --onnx --onnx-int8 --torch-export -o digits.safetensors
       sotto export runs/digits --peer 3 -o third.safetensors
       sotto export kits/peer-0
+      sotto export kits/peer-0 kits/peer-2 --statistics peer-0
       sotto export runs/reviews --format huggingface -o reviews
     """
     from peer.ops.export import Beside, export_model
@@ -99,7 +111,9 @@ def export(
     if hub:
         output /= "model.safetensors"
     beside = Beside(program=program, onnx=onnx, onnx_int8=onnx_int8, card=not no_card, hub=hub)
-    exported = export_model(source, output, peer_index=peer_index, int8=int8, beside=beside, force=force)
+    exported = export_model(
+        sources, output, peer_index=peer_index, statistics=statistics, int8=int8, beside=beside, force=force
+    )
     if as_json:
         row = {"file": str(output), "bytes": output.stat().st_size, "round": exported.round}
         row |= {"files": [str(file) for file in exported.files], "figures": exported.figures}

@@ -15,6 +15,7 @@ from peer import __version__
 from peer.config.options import Config
 from peer.config.precision_choice import FASTEST, PrecisionChoice
 from peer.daemon.device.chosen_precision import settle_chosen
+from peer.daemon.device.kept_model import keep_model_form
 from peer.daemon.device.kept_rates import settle_rates
 from peer.daemon.device.kept_secret import settle_privacy
 from peer.daemon.members import first_peer_list
@@ -127,6 +128,7 @@ class LocalPeer:
         else:
             settle_privacy(None, self.folder.disk)
             self.setup, self.trainer = RunSetup.of_loop(config, base, rates=rates[:2]), loop
+        keep_model_form(self.trainer, self.folder.disk)
         if (weight := self.setup.step_weight) > _MOST_WEIGHT:
             log.warning(
                 "this device has %d of %d samples, so its steps are %.1f times as long as training.learning_rate says;"

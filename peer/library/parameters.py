@@ -19,7 +19,10 @@ from torch.nn.parameter import is_lazy
 
 from peer.compress.layout import Layout
 from peer.errors import LocalProtocolError, StateError, UsageError
-from peer.train.model_file import start_model
+from peer.library.kept_state import unpack
+from peer.node.checkpoint_arrays import Arrays, group
+from peer.records import ModelForm
+from peer.train.model_file import model_parts, start_model
 from peer.train.moving import Fingerprint, FrozenParameters, fingerprint, is_expanded, set_buffer_
 from peer.wire.start_model import StartModel
 
@@ -156,6 +159,10 @@ class ExchangedParameters:
         for parameter, part in zip(self._parameters.values(), parts, strict=True):
             yield parameter, part.view(parameter.shape)
 
+    def parts(self) -> tuple[ModelForm, bytes] | None:
+        """See `train.model_file.model_parts`."""
+        return model_parts(self.model, self._parameters, private=self.private)
+
     def own(self) -> dict[str, torch.Tensor]:
         """Return the private parameters by name; not copies."""
         return {name: each.detach() for name, each in self.private.items()}
@@ -213,6 +220,18 @@ class ExchangedParameters:
         """Return the name of a parameter of the model that another module has as well, if there is one."""
         theirs = {id(each) for each in module.parameters()}
         return next((name for name, each in self.model.named_parameters() if id(each) in theirs), None)
+
+
+def kept_beside(training: Arrays) -> dict[str, torch.Tensor]:
+    """Return what a script had beside the exchanged parameters, by name, in the training part of a checkpoint: buffers
+    that its saved model holds, private parameters, frozen ones that it has moved, and tensors of modules of its own.
+    Raises StateError if it cannot be read."""
+    state = unpack(group(group(training, "script"), "script"))
+    fleeting = state.get("fleeting", ())
+    buffers = {name: each for name, each in state["buffers"].items() if name not in fleeting}
+    extra = {f"{module}._extra_state".lstrip("."): each for module, each in state.get("extra", {}).items()}
+    beside = {**buffers, **state.get("private", {}), **state.get("frozen", {}), **extra}
+    return {name: each for name, each in beside.items() if isinstance(each, torch.Tensor)}
 
 
 def factors_apart(model: nn.Module) -> str | None:

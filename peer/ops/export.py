@@ -3,7 +3,10 @@ wanted, forms that need neither this package nor the code of the task, and a car
 
 A push-sum algorithm keeps x and its weight u; the model is z = x / u. The average of all peers is Σ x / Σ u, taken at
 the newest round of which every peer that was a member then has a checkpoint. Peers that had left or were lost have no
-part in it.
+part in it. Where single folders are named, the average is that of these.
+
+The safetensors file is made of the folders alone. Code and data of the task are read for the other forms, for 8 bits,
+for statistics of its samples, and for folders of release 0.2.
 """
 
 from __future__ import annotations
@@ -13,27 +16,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from peer.config import options as configuration
-from peer.config.options import Config
+from peer.config.options import OWN_LOOP, Config
 from peer.config.writer import write_bytes
-from peer.errors import ConfigError, StateError
+from peer.errors import ConfigError, SottoError, StateError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind, Membership
 from peer.ops.hub_folder import card_heading, hub_config, is_of_transformers
 from peer.ops.model_card import CardFacts, model_card
-from peer.records import ACCURACY
+from peer.ops.whole_models import MEAN, averaged, differ, read_form, read_model
+from peer.records import ACCURACY, ModelForm
 from peer.run.setup import RunSetup
 from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint, read_description
+from peer.state.kept_file import FROZEN_FILE, MODEL_FORM
 from peer.state.metrics import Summary
 from peer.train.int8_file import load_int8, save_int8
 from peer.train.local_step import Trainer
-from peer.train.model_file import load_model_
+from peer.train.model_file import load_model_, state_tensors, whole_model, write_tensors
 from peer.train.portable import (
     OnnxModel,
     check_onnx,
@@ -44,9 +48,9 @@ from peer.train.portable import (
     save_program,
     trace,
 )
-from peer.train.statistics import has_statistics
 
 _HUB_CONFIG = "config.json"
+_DATA = "data"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +108,18 @@ class _Opened:
     trainer: Trainer
     z: npt.NDArray[np.float32]
     averaged: bool
+    """Whether its statistics are to be those of the training samples."""
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A model with all that is to be written of it."""
+
+    tensors: Mapping[str, torch.Tensor]
+    metadata: Mapping[str, str]
+    whose: str
+    """A clause on whose statistics an average has; empty where there is nothing to say."""
+    opened: _Opened | None
 
 
 @dataclass(frozen=True)
@@ -115,23 +131,37 @@ class _PeerFolder:
     checkpoints: Mapping[int, Path]
     """Round → file."""
 
+    @property
+    def name(self) -> str:
+        """Name of the peer."""
+        return self.config.peers[self.config.peer.index].name
+
+    @property
+    def state(self) -> Path:
+        """The state folder."""
+        return self.base / self.config.state.directory
+
 
 def export_model(
-    source: Path,
+    source: Path | Sequence[Path],
     output: Path,
     *,
     peer_index: int | None = None,
+    statistics: str | None = None,
     int8: bool = False,
     beside: Beside | None = None,
     force: bool = False,
 ) -> Exported:
     """Write the model that `source` holds to `output`, with `int8` as `peer.train.int8_file` does; return what it is.
 
-    `source` is the folder of a run (all peers, or one with `peer_index`), the folder of a peer, or its state folder.
-    Raises StateError if it holds no model, ConfigError if a file exists (unless `force`), cannot be written, or the
-    task cannot compute in 8 bits, DataError if the model has no such form.
+    `source` is the folder of a run (all peers, or one with `peer_index`), the folder of a peer, or its state folder; or
+    several of them, whose peers are averaged. `statistics` as for `whole_models.averaged`, or "data": those of the
+    training samples here. Raises StateError if it holds no model, ConfigError if a file exists (unless `force`), cannot
+    be written, or the task cannot compute in 8 bits, DataError if the model has no such form.
     """
     beside = beside or Beside()
+    sources = [source] if isinstance(source, Path) else source
+    source = sources[0]
     files = beside.files(output)
     for file in files:
         if file.exists() and not force:
@@ -140,34 +170,30 @@ def export_model(
             )
     if beside.onnx or beside.onnx_int8:
         require_onnx()
-    if not source.exists():
-        raise StateError(f"{source}: no such folder")
-    folders = _find_peers(source)
-    if peer_index is None and not find_checkpoints(source) and (source / "model.safetensors").exists():
+    for each in sources:
+        if not each.exists():
+            raise StateError(f"{each}: no such folder")
+    is_whole = len(sources) == 1 and peer_index is None and statistics is None
+    if is_whole and not find_checkpoints(source) and (source / "model.safetensors").exists():
         return _export_simulated(source, files, beside, int8=int8)
-    if not folders:
-        hint = "a simulation keeps only the averaged model; omit --peer" if peer_index is not None else ""
-        raise StateError(f"{source}: contains neither peer.toml nor model.safetensors" + (f" ({hint})" if hint else ""))
-    if peer_index is not None and len(folders) > 1:
-        own = [folder for folder in folders if folder.config.peer.index == peer_index]
-        if not own:
-            known = ", ".join(str(folder.config.peer.index) for folder in folders)
-            raise ConfigError("no such peer", key="--peer", value=peer_index, valid=known)
-        folders = own
-    done, members, gone = _newest_common_round(source, folders)
-    opened = _open(members[0], [load_checkpoint(folder.checkpoints[done]) for folder in members], int8=int8)
-    peers = tuple(folder.config.peer.index for folder in members)
-    whose = f"the average of {len(peers)} peers" if len(peers) > 1 else f"the model of peer {peers[0]}"
+    peers = _chosen_peers(sources, peer_index)
+    done, members, gone = _newest_common_round(source, peers, is_choice=len(sources) > 1)
+    needs_task = int8 or beside.program or beside.onnx or beside.onnx_int8
+    model = _read(members, done, statistics, needs_task=needs_task, needs_data=int8)
+    indices = tuple(folder.config.peer.index for folder in members)
+    whose = f"the average of {len(indices)} peers" if len(indices) > 1 else f"the model of peer {indices[0]}"
     without = f", without {', '.join(gone)}" if gone else ""
-    description = f"{whose} after {done} rounds{without}" + (", weights in 8 bits" if int8 else "")
+    description = f"{whose} after {done} rounds{without}{model.whose}" + (", weights in 8 bits" if int8 else "")
+    figures: Mapping[str, Mapping[str, float]] = {}
     if int8:
-        figures = _save_int8(opened, output)
+        assert model.opened is not None
+        figures = _save_int8(model.opened, output)
     else:
-        figures = {}
         with _written(output):
-            opened.trainer.save_model(opened.z, output, averaged=opened.averaged)
-    exported = Exported(done, peers, description, tuple(files), figures)
-    return _write_beside(exported, beside, members[0].config, opened, _summary(source, exported))
+            metadata = {"format": "pt", "rounds": str(done), **model.metadata}
+            write_tensors(model.tensors, output, metadata=metadata)
+    exported = Exported(done, indices, description, tuple(files), figures)
+    return _write_beside(exported, beside, members[0].config, model.opened, _summary(source, exported))
 
 
 def _export_simulated(source: Path, files: Sequence[Path], beside: Beside, *, int8: bool) -> Exported:
@@ -210,11 +236,32 @@ def _find_peers(source: Path) -> list[_PeerFolder]:
     return sorted(folders, key=lambda folder: folder.config.peer.index)
 
 
+def _chosen_peers(sources: Sequence[Path], peer_index: int | None) -> Sequence[_PeerFolder]:
+    """Return the peers of some folders, or one of them, in their order."""
+    folders: dict[Path, _PeerFolder] = {}
+    for source in sources:
+        found = _find_peers(source)
+        if not found:
+            hint = " (a simulation keeps only the averaged model; omit --peer)" if peer_index is not None else ""
+            raise StateError(f"{source}: contains neither peer.toml nor model.safetensors{hint}")
+        folders |= {folder.base.resolve(): folder for folder in found}
+    peers = sorted(folders.values(), key=lambda folder: folder.config.peer.index)
+    indices = [folder.config.peer.index for folder in peers]
+    if len({*indices}) < len(peers) or len({folder.config.run.name for folder in peers}) > 1:
+        raise ConfigError("name folders of one run, each of another peer", key="FOLDER")
+    if peer_index is None or len(peers) == 1:
+        return peers
+    if peer_index not in indices:
+        raise ConfigError("no such peer", key="--peer", value=peer_index, valid=", ".join(map(str, indices)))
+    return [peers[indices.index(peer_index)]]
+
+
 def _newest_common_round(
-    source: Path, folders: Sequence[_PeerFolder]
+    source: Path, folders: Sequence[_PeerFolder], *, is_choice: bool
 ) -> tuple[int, Sequence[_PeerFolder], Sequence[str]]:
-    """Return the newest round of which all its members have a checkpoint here, the folders of these, and sentences
-    about the peers that had left or were lost by then."""
+    """Return the newest round of which all its members have a checkpoint here, the folders of these, and clauses about
+    the peers that had left or were lost by then. `is_choice`: only members count whose folders are here; the others are
+    named, too."""
     if len(folders) == 1:
         return max(_rounds(folders[0])), folders, ()
     config = folders[0].config
@@ -225,7 +272,9 @@ def _newest_common_round(
     for done in sorted({done for folder in folders for done in folder.checkpoints}, reverse=True):
         # A device that came back is a member under another number. Its earlier state is set aside.
         members = [numbering.device(number) for number in membership.members(done)]
-        if all(peer in by_index and done in by_index[peer].checkpoints for peer in members):
+        away = [peer for peer in members if is_choice and peer not in by_index]
+        members = [peer for peer in members if peer not in away]
+        if members and all(peer in by_index and done in by_index[peer].checkpoints for peer in members):
             ended = {
                 numbering.device(change.subject): change for change in membership.changes if change.effective <= done
             }
@@ -233,16 +282,21 @@ def _newest_common_round(
                 f"{names.get(peer, f'peer {peer}')}, which "
                 + ("had left" if change.kind is ChangeKind.LEAVE else "was lost")
                 for peer, change in sorted(ended.items())
-                if peer not in members
+                if peer not in members and peer not in away
             ]
+            gone += [f"{names.get(peer, f'peer {peer}')}, whose folder is not named" for peer in away]
             return done, [by_index[peer] for peer in members], gone
     last = [numbering.device(number) for number in membership.members(config.run.rounds)]
+    last = [peer for peer in last if peer in by_index or not is_choice]
     for peer in last:
         if peer in by_index:
             _rounds(by_index[peer])
         else:
             name = names.get(peer, f"peer {peer}")
-            raise StateError(f"{source}: {name} has no folder here; copy it back, or export one peer with --peer")
+            raise StateError(
+                f"{source}: {name} has no folder here; copy it back, name the folders to average, or export one peer"
+                " with --peer"
+            )
     rounds = ", ".join(str(max(by_index[peer].checkpoints)) for peer in last)
     raise StateError(
         f"{source}: the peers have no checkpoint of a common round (newest: {rounds}); export one peer with --peer"
@@ -252,9 +306,9 @@ def _newest_common_round(
 def _rounds(folder: _PeerFolder) -> Mapping[int, Path]:
     """Return the checkpoints of a peer. Raises StateError if there is none."""
     if not folder.checkpoints:
-        where = folder.base / folder.config.state.directory
         raise StateError(
-            f"{where}: contains no checkpoint yet; peers write one at intervals and at the end. Is it on its device?"
+            f"{folder.state}: contains no checkpoint yet; peers write one at intervals and at the end. Is it on its"
+            " device?"
         )
     return folder.checkpoints
 
@@ -270,33 +324,104 @@ def _membership(folders: Sequence[_PeerFolder]) -> Membership:
     return membership
 
 
-def _open(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], *, int8: bool) -> _Opened:
-    """Return the model of one checkpoint, or the average of several."""
-    setup = RunSetup.open(folder.config, folder.base)
-    trainer = setup.trainer(folder.config.peer.index)
-    total, weight = np.zeros(trainer.layout.size), 0.0
-    for checkpoint in checkpoints:
-        if checkpoint.state.get("layout") != trainer.layout.digest:
-            raise StateError(
-                f"{folder.base}: the checkpoint holds a model that differs in shape from that of training.task"
+def _read(
+    folders: Sequence[_PeerFolder], done: int, statistics: str | None, *, needs_task: bool, needs_data: bool
+) -> _Whole:
+    """Return the model of one peer after so many rounds, or the average of several; opened where `needs_task`.
+    `needs_data`: whether ranges are measured on training samples."""
+    first, of_data = folders[0], statistics == _DATA and len(folders) > 1
+    is_script = first.config.training.task == OWN_LOOP
+    forms = [read_form(folder.state) for folder in folders]
+    setup, trainer = None, None
+    if needs_task or of_data or None in forms:
+        setup = _open(first, is_old=not (needs_task or of_data))
+        trainer = setup.trainer(first.config.peer.index)
+    checkpoints = [load_checkpoint(folder.checkpoints[done]) for folder in folders]
+    models = []
+    for folder, checkpoint, form in zip(folders, checkpoints, forms, strict=True):
+        parts = _form_by_task(trainer) if trainer is not None else form
+        assert parts is not None
+        models.append(read_model(folder.name, folder.state, checkpoint, parts, is_script=is_script))
+    z, beside, whose = averaged(models, None if statistics == _DATA else statistics)
+    opened = None
+    if setup is not None and trainer is not None:
+        if first.config.data.partition == "own" and len(models) > 1 and (of_data or needs_data):
+            raise ConfigError(
+                "statistics and ranges of the average would be measured on the data of all devices, and none has all"
+                " of it; leave out --int8 and --statistics data, or export one peer with --peer",
+                key="data.partition",
+                value="own",
             )
-        total += _array(folder, checkpoint, "algorithm/x")
-        weight += float(_array(folder, checkpoint, "algorithm/u")[0])
-    # The statistics of norms are local to a peer; an average gets its own.
-    prefix = "training/"
-    local = {name: array for name, array in checkpoints[0].arrays.items() if name.startswith(prefix)}
+        _restore(trainer, first, checkpoints[0], beside)
+        opened = _Opened(setup, trainer, z, of_data)
+        tensors = state_tensors(trainer.portable_model(z, averaged=of_data))
+    else:
+        try:
+            tensors = whole_model(models[0].form, z, beside)
+        except KeyError as error:
+            raise StateError(f"{first.state}: neither the checkpoint nor {FROZEN_FILE} contains {error}") from None
+    said = ""
+    if len(models) > 1 and (of_data or differ(models)):
+        whose = _DATA if of_data else whose
+        of = {MEAN: "the mean of their statistics", _DATA: "statistics of training samples"}
+        said = f", with {of.get(whose, f'the statistics of {whose}')}"
+    metadata = {"task": first.config.training.task, "peers": ", ".join(model.name for model in models)}
+    return _Whole(tensors, {**metadata, "statistics": whose}, said, opened)
+
+
+def _open(folder: _PeerFolder, *, is_old: bool) -> RunSetup:
+    """Return the setup of a peer, with the code of its task and the data. `is_old`: only because nothing beside the
+    checkpoints says how the model is put together."""
+    if folder.config.training.task != OWN_LOOP:
+        try:
+            return RunSetup.open(folder.config, folder.base)
+        except SottoError as error:
+            if not is_old:
+                raise
+            problem = f"the code of its task and its data are needed here ({error}); or let"
+    elif is_old:
+        problem = "let"
+    else:
+        raise ConfigError(
+            "other forms and statistics of training samples need the code of a task, and the model of a training script"
+            " is in that script; export the safetensors file alone, and convert it there",
+            key="training.task",
+            value=OWN_LOOP,
+        )
+    raise StateError(
+        f"{folder.state}: contains no {MODEL_FORM.name}, which says how the model is put together, as under release"
+        f" 0.2: {problem} the peer start once more with this release, which writes it, and export then"
+    )
+
+
+def _form_by_task(trainer: Trainer) -> tuple[ModelForm, dict[str, torch.Tensor]]:
+    """Return names and shapes of the task's model, and its frozen parameters."""
+    named, layout = dict(trainer.model.named_parameters()), trainer.layout
+    names = [*named, *(name for name, _ in trainer.model.named_buffers())]
+    form = ModelForm(
+        trained=dict(zip(layout.names, layout.shapes, strict=True)),
+        private=(),
+        entries={name: name for name in names},
+        without=(),
+    )
+    return form, {name: each.detach() for name, each in named.items() if name not in form.trained}
+
+
+def _restore(trainer: Trainer, folder: _PeerFolder, checkpoint: Checkpoint, beside: Mapping[str, torch.Tensor]) -> None:
+    """Give a trainer the state of a checkpoint, with other buffers and frozen parameters."""
+    parameters = {name for name, _ in trainer.model.named_parameters()}
+    state = {
+        name.removeprefix("training/"): array
+        for name, array in checkpoint.arrays.items()
+        if name.startswith("training/") and not name.startswith(("training/buffer.", "training/frozen."))
+    }
+    for name, each in beside.items():
+        plain = each.float() if each.dtype == torch.bfloat16 else each
+        state[f"{'frozen' if name in parameters else 'buffer'}.{name}"] = plain.numpy()
     try:
-        trainer.restore({name.removeprefix(prefix): array for name, array in local.items()})
+        trainer.restore(state)
     except (KeyError, ValueError) as error:
         raise StateError(f"{folder.base}: the checkpoint does not fit the configuration: {error}") from None
-    if folder.config.data.partition == "own" and len(checkpoints) > 1 and (int8 or has_statistics(trainer.model)):
-        raise ConfigError(
-            "the average needs statistics of norms, or ranges, over the data of all devices, and none has it all;"
-            " export one peer with --peer, or train a model with norms that keep none",
-            key="data.partition",
-            value="own",
-        )
-    return _Opened(setup, trainer, (total / weight).astype(np.float32), len(checkpoints) > 1)
 
 
 def _save_int8(opened: _Opened, output: Path) -> dict[str, Mapping[str, float]]:
@@ -382,12 +507,6 @@ def _written(output: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}", file=str(output)) from None
-
-
-def _array(folder: _PeerFolder, checkpoint: Checkpoint, name: str) -> npt.NDArray[Any]:
-    if name not in checkpoint.arrays:
-        raise StateError(f"{folder.base}: the checkpoint contains no {name}")
-    return checkpoint.arrays[name]
 
 
 def _copy(model: Path, output: Path) -> None:

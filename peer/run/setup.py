@@ -44,7 +44,7 @@ from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
 from peer.node.statements import Statements
 from peer.random import PhiloxSource
-from peer.records import ACCURACY, Criterion
+from peer.records import ACCURACY, Criterion, ModelForm
 from peer.run.plan import (
     algorithm_spec,
     averaging_rate,
@@ -98,6 +98,9 @@ class PeerTrainer(LocalSteps, Protocol):
     def class_counts(self) -> tuple[int, ...]: ...
     def evaluate(self, z: FloatArray, split: Split = "test") -> Evaluation: ...
     def save_model(self, z: FloatArray, path: Path) -> None: ...
+    def model_parts(self) -> tuple[ModelForm, bytes] | None:
+        """See `train.model_file.model_parts`."""
+        ...
 
 
 log = logging.getLogger("sotto")

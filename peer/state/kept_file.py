@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from peer.config.precision_choice import PrecisionChoice
 from peer.errors import StateError, remedy
 from peer.foreign_values import parse_json
+from peer.records import ModelForm
 from peer.state.disk import Disk, replace, writing
 
 T = TypeVar("T")
@@ -76,3 +77,25 @@ CLASS_VOTES = KeptFile[Mapping[int, bytes]](
     " again",
 )
 """Votes of a run's devices on the shares of the classes, as they told them: peer → note."""
+
+
+def _form_of_json(tree: Mapping[str, Any]) -> ModelForm:
+    shapes, entries = tree["trained"], tree["entries"]
+    texts = [*shapes, *entries, *entries.values(), *tree["private"], *tree["without"]]
+    numbers = [size for shape in shapes.values() for size in shape]
+    if {*map(type, texts)} != {str} or not {*map(type, numbers)} <= {int} or min(numbers, default=1) < 1:
+        raise ValueError("no names and shapes")
+    trained = {name: tuple(shape) for name, shape in shapes.items()}
+    return ModelForm(trained=trained, private=tuple(tree["private"]), entries=entries, without=tuple(tree["without"]))
+
+
+MODEL_FORM = KeptFile[ModelForm](
+    "model.json",
+    asdict,
+    _form_of_json,
+    "restore it from a copy, or delete it: the peer writes it again when it starts",
+)
+"""The form of a peer's model. A model can be exported with it where neither the code of the task nor data is."""
+
+FROZEN_FILE = "frozen.safetensors"
+"""Name of the file beside it with what no round changes: frozen parameters. Only models that have such have it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +28,15 @@ from peer.config.options import TrainingOptions
 from peer.config.precision_choice import Precision
 from peer.errors import ConfigError, DataError, LocalProtocolError
 from peer.random import SHARED, Purpose, Stream, stream
+from peer.records import ModelForm
 from peer.train.data import Classification
 from peer.train.evaluation import Evaluation, class_labels, evaluate_model
 from peer.train.label_adjustment import LabelAdjustment, deal_locally, training_loss
 from peer.train.learning_rate import learning_rates
 from peer.train.memory import aligned, open_device, own_memory_
-from peer.train.model_file import load_model_, not_in_files, save_model, start_model, state_tensors
+from peer.train.model_file import load_model_, model_parts, not_in_files, save_model, start_model, state_tensors
 from peer.train.momentum import Momentum
-from peer.train.moving import FrozenParameters, buffers_kept, set_buffer_
+from peer.train.moving import FrozenParameters, buffers_kept, frozen_kept, set_buffer_
 from peer.train.own_task import OwnTask, errors_of, inner_task
 from peer.train.precision import make_model, precision_of
 from peer.train.private_step import ClippedSum, GaussianMechanism, check_options, noised_mean, sampling_rate
@@ -228,25 +229,18 @@ class Trainer:
             without = not_in_files(self._model)
         if without:
             log.warning("%s of the model is no tensor, so saved models are without it", ", ".join(without))
-        frozen = [(each, each.detach().clone()) for each in self._model.parameters() if not each.requires_grad]
-        try:
-            with buffers_kept(self._model):
-                loss = self.batch_loss(0)
-                adjusted = self._adjustment is not None
-                if not torch.isfinite(loss):
-                    raise self.task.loss_error(f"the loss of the first batch is {loss.item()}", adjusted=adjusted)
-                parts: Sequence[torch.Tensor | None] = (None,)
-                if loss.requires_grad:
-                    with errors_of(self.task):
-                        parts = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-                if all(part is None for part in parts):
-                    problem = "the loss depends on none of the parameters that are trained"
-                    raise self.task.loss_error(problem, adjusted=adjusted)
-        finally:
-            # The loss of a task with a momentum encoder moves it.
-            with torch.no_grad():
-                for parameter, value in frozen:
-                    parameter.copy_(value)
+        with frozen_kept(self._model), buffers_kept(self._model):
+            loss = self.batch_loss(0)
+            adjusted = self._adjustment is not None
+            if not torch.isfinite(loss):
+                raise self.task.loss_error(f"the loss of the first batch is {loss.item()}", adjusted=adjusted)
+            parts: Sequence[torch.Tensor | None] = (None,)
+            if loss.requires_grad:
+                with errors_of(self.task):
+                    parts = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            if all(part is None for part in parts):
+                problem = "the loss depends on none of the parameters that are trained"
+                raise self.task.loss_error(problem, adjusted=adjusted)
         evaluate_model(self.task, self._model, self._test, self._indices["test"][:_TRIED], self.device)
 
     def evaluate(self, z: Vector, split: Split = "test", *, averaged: bool = False) -> Evaluation:
@@ -330,14 +324,21 @@ class Trainer:
         """Write the whole model at z, frozen parameters and buffers included, as safetensors that the task's model in
         float32 can load; `averaged` as in `evaluate`."""
         self._load(z)
-        names = None
-        if precision_of(self.task, self.options) == "int8":
-            # A model that trains in 8 bits has ranges beside the other's buffers.
-            with GENERATOR, torch.random.fork_rng(devices=[]):
-                names = make_model(self.task, "float32").state_dict().keys()
         with self._statistics(averaged):
             metadata = {"task": self.task.name, "layout": self.layout.digest}
-            save_model(self._model, path, names=names, metadata=metadata)
+            save_model(self._model, path, names=self._names_in_files(), metadata=metadata)
+
+    def model_parts(self) -> tuple[ModelForm, bytes] | None:
+        """See `train.model_file.model_parts`. To be called before training."""
+        return model_parts(self._model, self._trained, names=self._names_in_files())
+
+    def _names_in_files(self) -> Collection[str] | None:
+        """Return the entries of the task's model in float32: one that trains in 8 bits has ranges beside these. None
+        for all."""
+        if precision_of(self.task, self.options) != "int8":
+            return None
+        with GENERATOR, torch.random.fork_rng(devices=[]):
+            return make_model(self.task, "float32").state_dict().keys()
 
     def portable_model(self, z: Vector, *, averaged: bool = False) -> torch.nn.Module:
         """Return a new model of the task at z, in float32 and in evaluation mode; `averaged` as in `evaluate`."""
@@ -453,6 +454,12 @@ class Trainer:
             uniforms = augmentation_uniforms(self.seed, draw, len(self._train))
             batch = aligned(self.task.augment(batch, torch.from_numpy(uniforms).to(self.device)), self.device)
         return batch
+
+
+def kept_beside(state: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
+    """Return the buffers and the frozen parameters that have moved, by name, in a result of `Trainer.state`."""
+    beside = {name: each for name, each in state.items() if name.startswith(("buffer.", "frozen."))}
+    return {name.partition(".")[2]: torch.from_numpy(np.array(each)) for name, each in beside.items()}
 
 
 def make_momentum(options: TrainingOptions) -> Momentum:

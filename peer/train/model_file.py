@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from peer.errors import DataError
 from peer.files import write_whole
+from peer.records import ModelForm
 from peer.wire.start_model import Entry, StartModel
 
 
@@ -37,11 +41,59 @@ def state_tensors(model: torch.nn.Module, names: Collection[str] | None = None) 
     """Return the tensors of the model's state_dict by name, each in memory of its own on the CPU."""
     state = model.state_dict()
     chosen = {name: state[name] for name in (state if names is None else names)}
-    return {
-        name: each.detach().cpu().resolve_conj().resolve_neg().clone().contiguous()
-        for name, each in chosen.items()
-        if isinstance(each, torch.Tensor)
-    }
+    return {name: _copied(each) for name, each in chosen.items() if isinstance(each, torch.Tensor)}
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().resolve_conj().resolve_neg().clone().contiguous()
+
+
+def model_parts(
+    model: torch.nn.Module,
+    trained: Mapping[str, torch.Tensor],
+    *,
+    private: Collection[str] = (),
+    names: Collection[str] | None = None,
+) -> tuple[ModelForm, bytes] | None:
+    """Return the form of a model, and a safetensors file of what neither training nor a batch changes: frozen
+    parameters, under their own names, and states of modules; empty where there is nothing. `trained`, `private`: the
+    parameters that are exchanged, in the order of their vector, and those that are trained here alone. `names` as for
+    `save_model`.
+
+    None where the state_dict holds tensors that are neither parameters nor buffers: these may follow from parameters.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names_of = {id(each): name for name, each in tensors.items()}
+    state = model.state_dict(keep_vars=True)
+    held = {name: state[name] for name in (state if names is None else names)}
+    held = {name: each for name, each in held.items() if isinstance(each, torch.Tensor)}
+    entries = {name: names_of.get(id(each), name) for name, each in held.items()}
+    if any(source not in tensors and not name.endswith("_extra_state") for name, source in entries.items()):
+        return None
+    shown = {*entries.values()}
+    form = ModelForm(
+        trained={name: tuple(each.shape) for name, each in trained.items()},
+        private=tuple(private),
+        entries=entries,
+        without=tuple(name for name in tensors if name not in shown),
+    )
+    changing = {*trained, *private, *(name for name, _ in model.named_buffers())}
+    fixed = {entries[name]: _copied(each) for name, each in held.items() if entries[name] not in changing}
+    return form, save(fixed, metadata={"format": "pt"}) if fixed else b""
+
+
+def whole_model(
+    form: ModelForm, vector: npt.NDArray[np.float32], beside: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the state_dict of a model at a vector, float32[n]; `beside`: everything else that it has, by name. Raises
+    KeyError for what is missing there."""
+    sizes = [math.prod(shape) for shape in form.trained.values()]
+    parts = zip(form.trained.items(), torch.split(torch.from_numpy(vector), sizes), strict=True)
+    tensors = {**beside, **{name: part.view(shape) for (name, shape), part in parts}}
+    known = {*form.entries.values(), *form.without}
+    # Some buffers are made by a later batch.
+    later = {name: name for name in beside if name not in known}
+    return {name: tensors[source].clone().contiguous() for name, source in {**form.entries, **later}.items()}
 
 
 def not_in_files(model: torch.nn.Module) -> list[str]:

@@ -89,6 +89,18 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
                 module._buffers.update(buffers)
 
 
+@contextmanager
+def frozen_kept(model: nn.Module) -> Iterator[None]:
+    """Leave the frozen parameters as they were: the loss of a model with a momentum encoder moves it."""
+    frozen = [(each, each.detach().clone()) for each in model.parameters() if not each.requires_grad]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in frozen:
+                parameter.copy_(value)
+
+
 def _takes_values(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not is_expanded(tensor) and not tensor.is_inference()
 

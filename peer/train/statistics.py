@@ -2,9 +2,9 @@
 
 The policy. Running statistics of norms and running ranges of 8-bit layers are buffers, and buffers are local: a peer's
 come from its own batches and lie in its checkpoints, and no message holds them. A peer's model is evaluated and
-exported with its own. The averaged model takes over none of them: the average of statistics is not the statistics of an
-average, and on skewed data far from it. It gets new ones from one pass over training samples, drawn under the run's
-seed from the whole training set without augmentation, in which all batches count alike.
+exported with its own. The averaged model takes over none of them where data is at hand: it gets new ones from one pass
+over training samples, drawn under the run's seed from the whole training set without augmentation, in which all batches
+count alike. `peer.ops.whole_models` has no data, and averages them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from peer.random import SHARED, Purpose, stream
 from peer.train.memory import aligned
-from peer.train.moving import buffers_kept
+from peer.train.moving import buffers_kept, frozen_kept
 from peer.train.task import Data, Task
 from peer.train.threads import GENERATOR
 
@@ -40,7 +40,7 @@ def collect_statistics_(model: torch.nn.Module, task: Task, data: Data, *, seed:
         for layer in layers:
             layer.reset_running_stats()  # type: ignore[operator]
             layer.momentum = None  # type: ignore[assignment]
-        with GENERATOR, torch.no_grad(), torch.random.fork_rng():
+        with GENERATOR, torch.no_grad(), torch.random.fork_rng(), frozen_kept(model):
             torch.manual_seed(seed)
             for start in range(0, len(order), BATCH):
                 task.loss(model, aligned(data.batch(order[start : start + BATCH]), device))

@@ -178,7 +178,9 @@ def test_a_peer_that_joins_later_is_missed_once_it_has_joined(tmp_path: Path) ->
     with pytest.raises(StateError, match=r"peer-2/state: contains no checkpoint yet.*on its device"):
         export_model(run, tmp_path / "m.safetensors", force=True)
     shutil.rmtree(run / "peers" / "peer-2")
-    with pytest.raises(StateError, match="cleo has no folder here; copy it back, or export one peer with --peer"):
+    with pytest.raises(
+        StateError, match="cleo has no folder here; copy it back, name the folders to average, or export one"
+    ):
         export_model(run, tmp_path / "m.safetensors", force=True)
 
 

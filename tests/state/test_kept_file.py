@@ -17,6 +17,7 @@ from peer.daemon.device.kept_rates import KeptRates
 from peer.daemon.device.limit_rules import Usage
 from peer.daemon.members import first_peer_list
 from peer.errors import StateError
+from peer.records import ModelForm
 from peer.state import incarnation, kept_file, kept_progress, statement_counter
 from peer.state.disk import RealDisk
 from peer.state.incarnation import Incarnation
@@ -34,6 +35,12 @@ KEPT: dict[str, KeptFile[Any]] = {
 VALUES: Mapping[str, object] = {
     "class-votes.json": {0: b"own", 3: b"\x00\xff"},
     "incarnation.json": Incarnation(2, is_begun=False),
+    "model.json": ModelForm(
+        trained={"a.weight": (2, 3), "b": ()},
+        private=("c",),
+        entries={"a.weight": "a.weight", "tied.weight": "a.weight", "b": "b", "c": "c"},
+        without=("fleeting",),
+    ),
     "peers.json": [PeerAddress(name="a", advertise="a:1"), PeerAddress(name="b", advertise="b:2", relay="a")],
     "precision.json": PrecisionChoice("int8", {"float32": 0.002, "int8": 0.001}),
     "secret.json": (bytes(range(32)), {"noise_multiplier": 1.5}),
@@ -95,6 +102,8 @@ def test_a_disk_that_refuses_is_named(name: str, monkeypatch: pytest.MonkeyPatch
         ("precision.json", '{"precision": "int8", "step_s": {"int8": -1.0}}'),
         ("incarnation.json", '{"incarnation": 0, "begun": true}'),
         ("class-votes.json", '{"1": "?"}'),
+        ("model.json", '{"trained": {"a": [0]}, "private": [], "entries": {"a": "a"}, "without": []}'),
+        ("model.json", '{"trained": {"a": [2]}, "private": [], "entries": {"a": 1}, "without": []}'),
         ("secret.json", json.dumps({"secret": "00", "budget": {}})),
     ],
 )
