@@ -179,7 +179,8 @@ def with_live_page(show: Callable[[Progress], None], directory: Path) -> Callabl
         nonlocal said
         if not said and progress.phase != "preparing":
             said = True
-            click.echo(f"live page: {command('watch', directory)}", err=True)
+            # Not click, which finds the stream below the live view and writes into its lines.
+            print(f"live page: {command('watch', directory)}", file=sys.stderr)
         show(progress)
 
     return show_and_say

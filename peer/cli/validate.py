@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from peer.cli.app import SottoCommand, print_json
-from peer.cli.options import job_options, json_option, load_job, peers_option
+from peer.cli.options import DEFAULT_FILE, job_options, json_option, load_job, peers_option
 from peer.errors import ConfigError
 
 
@@ -34,6 +34,8 @@ def validate(
     """
     from peer.run import plan as run_plan
 
+    if num_peers is None and not settings and "peer.shorthands" not in click.get_current_context().meta:
+        config_file = config_file or DEFAULT_FILE
     config, base, count = load_job(config_file, settings, num_peers)
     findings = run_plan.validate_config(config, base, count)
     failed = any(finding.level == "error" for finding in findings)

@@ -90,6 +90,9 @@ def test_the_file_in_the_folder_is_used_unless_a_number_of_peers_is_given() -> N
     assert "for 5 peers, 31 rounds" in sotto("validate").stdout
     assert "for 5 peers, 9 rounds" in sotto("validate", "--rounds", "9").stdout
     assert "for 3 peers, 1000 rounds" in sotto("validate", "-n", "3").stdout
+    Path("peer.toml").unlink()
+    assert (result := sotto("validate")).exit_code == 2, "nothing was checked"
+    assert "peer.toml" in result.stderr
 
 
 def test_graph_shows_weights_and_figures() -> None:

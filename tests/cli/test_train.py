@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from peer.cli.training_run import choose_directory, with_live_page
 from peer.config.options import load
@@ -137,3 +140,19 @@ def test_the_command_of_the_live_page_is_printed_once_the_run_is_prepared(
         if len(shown) == 2:
             assert capsys.readouterr().err == f"live page: sotto watch '{tmp_path}/a run'\n"
     assert shown == ["preparing", "simulating", "simulating"]
+
+
+def test_the_command_of_the_live_page_does_not_break_the_live_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.openpty()
+    with open(write, "w", encoding="utf-8", buffering=1) as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        with live.LiveView(Console(file=terminal, force_terminal=True, width=80)) as view:
+            show = with_live_page(view.update, Path("runs/tty"))
+            for phase in ("preparing", "training"):
+                show(Progress(phase=phase, rounds=600, elapsed_s=0.0))
+                view._live.refresh()
+        shown = os.read(read, 1 << 16).decode()
+    os.close(read)
+    # What stands in a line of the screen in the end: a line may be erased and written again.
+    lines = [line.rpartition("\x1b[2K")[2] for line in shown.splitlines()]
+    assert "live page: sotto watch runs/tty" in [re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line) for line in lines]
