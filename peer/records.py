@@ -133,7 +133,7 @@ class Progress:
     phase: str
     """The present activity: "preparing", "starting peers", "training", "one process on all data"."""
     rounds: int
-    """Rounds of the whole run."""
+    """Rounds of the whole run; 0 while only a training script knows."""
     elapsed_s: float
     """Real seconds since the run began, or was resumed."""
     begun_at_round: int = 0

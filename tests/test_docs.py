@@ -45,9 +45,10 @@ LINES = [pytest.param(line, id=f"{page.name}: {line}") for page in PAGES for lin
 
 
 def parsed(line: str) -> tuple[click.Command, list[str]]:
-    """Return the command that a line calls, and its words after that; comments and redirections are cut off."""
+    """Return the command that a line calls, and its words after that; comments, redirections and the arguments of a
+    training script are cut off."""
     # docs/commands.md puts an explanation beside some examples, two blanks away.
-    words = shlex.split(re.split(r"\s{2,}| > | \[OPTIONS\]", line)[0], comments=True)[1:]
+    words = shlex.split(re.split(r"\s{2,}| > | -- | \[OPTIONS\]", line)[0], comments=True)[1:]
     command: click.Command = cli
     while isinstance(command, click.Group) and words and words[0] in command.commands:
         command, words = command.commands[words[0]], words[1:]

@@ -79,7 +79,8 @@ ROOMS: dict[str, set[str]] = {
     "watch": {"config", "errors", "foreign_text", "foreign_values", "ops", "records", "report", "run", "state"},
     "cli": {
         "compress", "config", "daemon", "errors", "files", "foreign_text", "gossip", "lab",
-        "links", "ops", "planning", "records", "report", "run", "simulate", "state", "terminal", "trackers", "train",
+        "library", "links", "ops", "planning", "records", "report", "run", "simulate", "state", "terminal", "trackers",
+        "train",
         "watch",
     },
     "__main__": {"cli"},
@@ -112,18 +113,19 @@ FOLDERS: dict[str, set[str]] = {
     "lab.study": {"lab.description", "lab.grid"},
     "lab.sweep": {"lab.description", "lab.grid"},
     "library.integrations": {
-        "library.background",
         "library.events",
+        "library.here",
         "library.kept_state",
         "library.peer",
         "library.place",
     },
     "library.api": {
-        "library.background",
         "library.events",
+        "library.here",
         "library.integrations",
         "library.peer",
         "library.place",
+        "library.shares",
         "library.simulation",
     },
 }

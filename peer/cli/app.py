@@ -159,6 +159,8 @@ class SottoGroup(click.Group):
             if debug:
                 # Under --debug, too, a script and `sotto up` need the exit code.
                 _show_traceback(error)
+            else:
+                _show_notes(error)
             bug = isinstance(error, LocalProtocolError)
             _complain(f"this is a bug: {error}{_HOW_TO_REPORT}" if bug else str(error))
             sys.exit(error.exit_code)
@@ -307,6 +309,13 @@ def _show_traceback(error: Exception) -> None:
     lines = "".join(traceback.format_exception(error)).splitlines()
     with suppress(OSError):
         click.echo("\n".join(printable(line, None) for line in lines), err=True)
+
+
+def _show_notes(error: Exception) -> None:
+    lines = "\n".join(getattr(error, "__notes__", ())).splitlines()
+    with suppress(OSError):
+        if lines:
+            click.echo("\n".join(printable(line, None) for line in lines), err=True)
 
 
 def _usage_sentence(error: click.ClickException) -> str:

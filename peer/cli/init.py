@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -169,12 +168,8 @@ def cluster(
         **options,
     )
     click.echo(f"wrote {directory}: {len(files)} peers")
-    if config.training.task == OWN_LOOP:
-        click.echo(
-            f"start each with your script: sottovoce.join(model, {json.dumps(str(files[0]), ensure_ascii=False)}, …)"
-        )
-    else:
-        click.echo(f"start each with: {command('run', '--config', files[0])}")
+    script = ["SCRIPT"] if config.training.task == OWN_LOOP else []
+    click.echo(f"start each with: {command('run', *script, '--config', files[0])}")
 
 
 def _new_passphrase() -> bytes:

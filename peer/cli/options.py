@@ -12,6 +12,7 @@ from peer.errors import ConfigError
 
 if TYPE_CHECKING:
     from peer.config.options import Config
+    from peer.library.script import Script
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -58,6 +59,17 @@ peers_option = click.option(
     type=click.IntRange(min=1),
     help=f"Number of peers; by default the number in the configuration, or {DEFAULT_PEERS}.",
 )
+
+
+def script_options(command: Command) -> Command:
+    """Add the script that a command runs, with its own arguments, and -m: `words` and `module`."""
+    command = click.option(
+        "-m",
+        "module",
+        metavar="MODULE",
+        help='Run a module as the script, as "python -m" does. Its own arguments follow --.',
+    )(command)
+    return click.argument("words", nargs=-1, metavar="[SCRIPT [-- ARGUMENTS]]", type=click.UNPROCESSED)(command)
 
 
 shard_option = click.option(
@@ -138,16 +150,27 @@ def _keep_shorthand(context: click.Context, option: click.Parameter, value: obje
         context.meta.setdefault("peer.shorthands", []).append(f"{key}={value}")
 
 
-def load_config(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Config, Path]:
+def load_config(
+    config_file: Path | None, settings: tuple[str, ...], script: Script | None = None
+) -> tuple[Config, Path]:
     """Return the configuration and the folder that its relative paths start from.
 
-    Without a file a new job is the base (`config.DIGITS_JOB`). Short options count after the file and before --set.
+    Without a file a new job is the base (`config.NEW_JOBS`). Short options count after the file and before --set. A run
+    of a `script` is named after that, unless it has a name.
     """
     from peer.config import options as config
 
     shorthands = click.get_current_context().meta.get("peer.shorthands", [])
     base = config_file.parent if config_file is not None else Path()
-    return config.load(config_file, overrides=(*shorthands, *settings), new_job=True), base
+    if script is None:
+        return config.load(config_file, overrides=(*shorthands, *settings), new_job=True), base
+    script.refuse_missing()
+    loop = f"training.task={config.OWN_LOOP}"
+    read = config.load(config_file, overrides=(*shorthands, *settings, loop), new_job=True)
+    name = config.run_name_of(script.run_name)
+    if name and read.run.name == config.run_name_of(config.OWN_LOOP):
+        read = read.model_copy(update={"run": read.run.model_copy(update={"name": name})})
+    return read, base
 
 
 def load_peer(config_file: Path | None, settings: tuple[str, ...] = ()) -> tuple[Config, Path]:

@@ -1,42 +1,101 @@
-"""`sotto run`: the daemon of one peer."""
+"""`sotto run`: the peer of one device, which trains a task or runs a training script."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from peer.cli.app import SottoCommand, raise_log_level
-from peer.cli.options import DEFAULT_FILE, config_option, load_peer, set_option
-from peer.train.startup import quick_imports
+from peer.cli.options import DEFAULT_FILE, config_option, load_peer, script_options, set_option
+from peer.train.startup import complete_torch, quick_imports
+
+if TYPE_CHECKING:
+    from peer.library.script import Script
 
 
 @click.command(cls=SottoCommand)
+@script_options
 @config_option
 @set_option
-def run(config_file: Path | None, settings: tuple[str, ...]) -> int:
-    """Run the daemon of one peer in the foreground.
+@click.option("--deal", is_flag=True, hidden=True, help="Let sottovoce.local deal the data set of the script out.")
+def run(
+    words: tuple[str, ...], module: str | None, config_file: Path | None, settings: tuple[str, ...], deal: bool
+) -> int:
+    """Run one peer in the foreground: its daemon, or a training script that joins the run.
 
     Without --config it reads ./peer.toml. SIGTERM or Ctrl-C finishes the round, saves the state and closes the
     connections; a second signal stops at once. The exit code is then 130; after the last round and
     after `sotto stop` it is 0. When started again, the peer resumes exactly where it stopped. SIGHUP or
     `sotto reload` makes it read its list of peers again. Under systemd it reports readiness (Type=notify).
 
+    A SCRIPT calls `sottovoce.join`, which then needs no configuration. {peer} in its arguments becomes the name of this
+    peer. A signal ends it as Ctrl-C does.
+
     \b
     Examples:
       sotto run
       sotto run --config kits/peer-0/peer.toml
+      sotto run train.py
+      sotto run train.py -- --lr 0.1 --out {peer}.safetensors
       SOTTO_PEER__LISTEN=0.0.0.0:7800 sotto run -v
     """
+    from peer.library.script import named_script
+
     raise_log_level()
     config, base = load_peer(config_file, settings)
     # The code of a task may change the working directory.
     file, base = (config_file or DEFAULT_FILE).absolute(), base.absolute()
     # Also the import below takes long enough for a signal to come.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if (script := named_script(words, module)) is not None:
+        state = base / config.state.directory
+        return _run_script(script, config.peers[config.peer.index].name, file, settings, state, deal=deal)
     # Imported once the configuration is known to be sound: torch takes most of the time of a start.
     with quick_imports():
         from peer.daemon import process
 
     return process.run(config, base, lambda: load_peer(file, settings)[0])
+
+
+def _run_script(script: Script, peer: str, file: Path, settings: tuple[str, ...], state: Path, *, deal: bool) -> int:
+    """Run a script that finds its place by itself; return the exit code. `state`: its peer's folder. Raises TaskError
+    for an error of the script, and UsageError for one that did not join."""
+    from peer.config.options import ENVIRONMENT_PREFIX
+    from peer.errors import TaskError, UsageError
+    from peer.library.here import DEALS, FILE
+    from peer.library.script import log_failure
+    from peer.train.own_task import UserCode
+
+    os.environ[FILE] = str(file)
+    if deal:
+        os.environ[DEALS] = "1"
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        os.environ[ENVIRONMENT_PREFIX + key.strip().upper().replace(".", "__")] = value.strip()
+    # The process that peers are forked from has left some of it out.
+    complete_torch()
+    _draw_other_numbers()
+    sys.path.insert(0, str(script.folder))
+    try:
+        with UserCode("__main__", "script").runs():
+            program = script.program(peer)
+            with program.is_main():
+                program.run()
+    except TaskError as error:
+        log_failure(error)
+        raise
+    if not state.exists():
+        raise UsageError(f"{script.name} came to its end and has not called sottovoce.join, so no peer has trained")
+    return 0
+
+
+def _draw_other_numbers() -> None:
+    """Let NumPy draw other numbers than in processes that were forked from the same one."""
+    import numpy as np
+
+    np.random.seed()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from peer.cli.app import SottoCommand, StopOnSignal
-from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option
+from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option, script_options
 from peer.cli.training_run import (
     baseline_option,
     command_line,
@@ -28,8 +29,14 @@ from peer.cli.training_run import (
 )
 from peer.errors import ConfigError
 
+if TYPE_CHECKING:
+    from peer.config.options import Config
+    from peer.library.script import Script
+    from peer.state.metrics import Summary
+
 
 @click.command(cls=SottoCommand)
+@script_options
 @peers_option
 @job_options
 @click.option(
@@ -79,6 +86,8 @@ from peer.errors import ConfigError
 @live_option
 @json_option
 def simulate(
+    words: tuple[str, ...],
+    module: str | None,
     config_file: Path | None,
     settings: tuple[str, ...],
     num_peers: int | None,
@@ -101,14 +110,24 @@ def simulate(
     Algorithm, compressor and encoded bytes are those of real peers, and the models are identical to the last bit. Only
     processes, sockets and time are simulated. Links have a rate and a latency.
 
+    A SCRIPT runs once for each peer, in threads that take turns; what it prints is in runs/NAME/logs. --step-ms is then
+    the time of all its steps in a round.
+
     \b
     Examples:
       sotto simulate --peers 16 --graph exponential
       sotto simulate --rate-kbit 1000 --latency-ms 20
       sotto simulate --peers 100 --rounds 200 --no-save --json
       sotto simulate --peers 1000 --stacked --workers 4
+      sotto simulate train.py --peers 3 -- --lr 0.1
     """
-    config, base = load_config(config_file, settings)
+    from peer.library.script import named_script
+
+    script = named_script(words, module)
+    if script is not None and (stacked or workers > 1):
+        option = "--stacked" if stacked else "--workers"
+        raise ConfigError("cannot be used with a script, whose peers take turns", key=option)
+    config, base = load_config(config_file, settings, script)
     count = count_peers(config, num_peers)
     slower = dict(_parse_slow(text, count) for text in slow)
     warn(config, base, count)
@@ -129,22 +148,37 @@ def simulate(
         show = stack.enter_context(open_view(no_live, config))
         if not no_save:
             show = with_live_page(show, directory)
-        simulation = simulator.run(
-            config,
-            base,
-            num_peers=count,
-            directory=directory,
-            links=LinkModel(rate_kbit_s=rate_kbit, latency_s=latency_ms / 1000),
-            step_s=step_ms / 1000,
-            slow=slower,
-            stacked=stacked,
-            workers=workers,
-            baseline=not no_baseline,
-            on_progress=show,
-            stop=stop.event,
-            command=command_line(),
-        )
-    return finish(simulation.summary, None if no_save else directory, as_json, interrupted=stop.event.is_set())
+        options: dict[str, Any] = {
+            "num_peers": count,
+            "directory": directory,
+            "links": LinkModel(rate_kbit_s=rate_kbit, latency_s=latency_ms / 1000),
+            "step_s": step_ms / 1000,
+            "slow": slower,
+            "on_progress": show,
+            "stop": stop.event,
+            "command": command_line(),
+        }
+        if script is not None:
+            summary = _simulate_script(config, base, script, **options)
+        else:
+            summary = simulator.run(
+                config, base, stacked=stacked, workers=workers, baseline=not no_baseline, **options
+            ).summary
+    return finish(summary, None if no_save else directory, as_json, interrupted=stop.event.is_set())
+
+
+def _simulate_script(config: Config, base: Path, script: Script, **options: Any) -> Summary:
+    """Simulate a script; return the summary of the run. Raises TaskError for an error of the script, whose traceback it
+    has logged."""
+    from peer.errors import TaskError
+    from peer.library.script import log_failure
+    from peer.library.simulation import simulate_programs
+
+    try:
+        return simulate_programs(config, base, script, **options)
+    except TaskError as error:
+        log_failure(error)
+        raise
 
 
 def _parse_slow(text: str, num_peers: int) -> tuple[int, float]:

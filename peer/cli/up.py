@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from peer.cli.app import SottoCommand, StopOnSignal, debug_wanted
-from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option
+from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option, script_options
 from peer.cli.training_run import (
     RUNS_DIR,
     baseline_option,
@@ -28,12 +32,30 @@ from peer.cli.training_run import (
     warn,
     with_live_page,
 )
-from peer.errors import INTERRUPTED, ConfigError
+from peer.errors import INTERRUPTED, ConfigError, StateError
+from peer.files import write_whole
 from peer.terminal import command
 from peer.train.startup import quick_imports
 
+if TYPE_CHECKING:
+    from peer.library.script import Script
+
+_SCRIPT = "script.json"
+"""File of a run's folder that says which script it runs."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Content of that file: fields of a `Script`, and the folder that it was started from."""
+
+    name: str
+    is_module: bool
+    arguments: tuple[str, ...]
+    folder: str
+
 
 @click.command(cls=SottoCommand)
+@script_options
 @peers_option
 @job_options
 @baseline_option
@@ -49,6 +71,8 @@ from peer.train.startup import quick_imports
 @live_option
 @json_option
 def up(
+    words: tuple[str, ...],
+    module: str | None,
     config_file: Path | None,
     settings: tuple[str, ...],
     num_peers: int | None,
@@ -66,27 +90,39 @@ def up(
     The run folder then holds the resolved configuration, the metrics, the model (safetensors) and report.html. Ctrl-C
     finishes the round and saves; a second Ctrl-C stops at once. --resume continues the run.
 
+    With a SCRIPT that calls `sottovoce.join`, each peer runs that; what it prints is in runs/NAME/peers/PEER/log.txt.
+    {peer} in its arguments becomes the name of the peer.
+
     \b
     Examples:
       sotto up
+      sotto up train.py --peers 3
+      sotto up train.py --peers 3 -- --lr 0.1 --out {peer}.safetensors
       sotto up --peers 4 --skew 0 --rounds 500
       sotto up --config run.toml --set training.learning_rate=0.05 --name slower
       sotto up --resume slower
       sotto up --resume slower --peers 10
       sotto up --no-live --json > summary.json
     """
+    from peer.library.script import named_script
+
+    script = named_script(words, module)
     if resume is not None:
         directory = find_run_to_resume(runs_dir, resume)
-        if config_file is not None or settings or name is not None:
+        if config_file is not None or settings or name is not None or script is not None:
             raise ConfigError(
-                "keeps the configuration of the run; omit --config, --set and --name",
+                "keeps the configuration of the run; omit --config, --set, --name and the script",
                 key="--resume",
                 valid="alone, or with --peers",
             )
+        script, folder = recorded_script(directory)
+        if folder != Path.cwd():
+            directory, runs_dir = directory.absolute(), runs_dir.absolute()
+            os.chdir(folder)
         config, base = load_config(directory / "peers" / "peer-0" / "peer.toml", ())
         count = config.num_listed
     else:
-        config, base = load_config(config_file, settings)
+        config, base = load_config(config_file, settings, script)
         count = count_peers(config, num_peers)
         directory = choose_directory(runs_dir, name, config.run.name)
     from peer.ops.peer_processes import ForkServer
@@ -107,6 +143,8 @@ def up(
         if resume is None:
             directory = make_directory(runs_dir, name, config.run.name)
             draw_graph(config, base, count, directory)
+            if script is not None:
+                record_script(script, directory)
         with StopOnSignal() as stop, trackers_beside(trackers, directory):
             summary = local_cluster.up(
                 config,
@@ -119,6 +157,7 @@ def up(
                 lineup=lineup,
                 fork_server=fork_server,
                 debug=debug_wanted(),
+                script=() if script is None else script.words,
                 command=command_line(),
             )
     code = finish(summary, directory, as_json, interrupted=stop.event.is_set())
@@ -137,11 +176,43 @@ def resume_command_at_interrupt(directory: Path, runs_dir: Path) -> Iterator[Non
         raise
 
 
+def is_complete(directory: Path) -> bool:
+    """Return whether a run of `sotto up` has come to its end."""
+    from peer.state.metrics import Summary
+
+    if (directory / "model.safetensors").exists():
+        return True
+    with contextlib.suppress(OSError, StateError):
+        return Summary.load(directory / "summary.json").ended == "completed"
+    return False
+
+
 def say_how_to_resume(directory: Path, runs_dir: Path) -> None:
     """Print the command that resumes a run, unless it never began or is complete."""
-    if any(directory.glob("peers/*/log.txt")) and not (directory / "model.safetensors").exists():
+    if any(directory.glob("peers/*/log.txt")) and not is_complete(directory):
         where = ["--runs-dir", runs_dir] if runs_dir != RUNS_DIR else []
         click.echo(f"resume with: {command('up', '--resume', directory.name, *where)}", err=True)
+
+
+def record_script(script: Script, directory: Path) -> None:
+    """Write into the folder of a run which script it runs, and from where."""
+    call = _Call(script.name, script.is_module, script.arguments, os.getcwd())
+    write_whole(directory / _SCRIPT, json.dumps(asdict(call), indent=2) + "\n")
+
+
+def recorded_script(directory: Path) -> tuple[Script | None, Path]:
+    """Return the script of a run, if it has one, and the folder that it was started from. Raises StateError for a file
+    that `record_script` did not write, and ConfigError where that folder is gone."""
+    from peer.library.script import Script
+    from peer.state.foreign_files import read_as
+
+    file = directory / _SCRIPT
+    if not file.exists():
+        return None, Path.cwd()
+    call = read_as(_Call, file)
+    if not Path(call.folder).is_dir():
+        raise ConfigError("the folder that this run was started from is gone", key="--resume", value=call.folder)
+    return Script(call.name, call.is_module, call.arguments), Path(call.folder)
 
 
 def find_run_to_resume(runs_dir: Path, name: str) -> Path:
@@ -149,6 +220,6 @@ def find_run_to_resume(runs_dir: Path, name: str) -> Path:
     directory = runs_dir / name
     if not (directory / "peers" / "peer-0" / "peer.toml").is_file():
         raise ConfigError("is not the folder of a run of `sotto up`", key="--resume", file=str(directory))
-    if (directory / "model.safetensors").exists():
+    if is_complete(directory):
         raise ConfigError("the run in this folder is already complete", key="--resume", file=str(directory))
     return directory

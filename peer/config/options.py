@@ -597,11 +597,12 @@ _ALWAYS_COUNTED: Mapping[str, str] = {
 """Shared options that the run digest has always held, by section. Every other one is part of it only where it is set: a
 configuration from before an option came keeps its digest."""
 
-DIGITS_JOB: Mapping[str, Mapping[str, Any]] = {
-    "algorithm": {"drift_correction": "auto"},
-    "compressor": {"fraction": 0.1},
+NEW_JOBS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    DIGITS: {"algorithm": {"drift_correction": "auto"}, "compressor": {"fraction": 0.1}},
+    # A script exchanges rarely, so each round has to say much.
+    OWN_LOOP: {"graph": {"kind": "exponential"}, "compressor": {"fraction": 0.1}},
 }
-"""Settings, beside the defaults, of a job on digits that begins without a file. Files that leave these keys unset, and
+"""Task → settings, beside the defaults, of a job that begins without a file. Files that leave these keys unset, and
 runs under way, keep their meaning."""
 
 SECTIONS: Mapping[str, type[Section]] = {
@@ -635,7 +636,7 @@ def load(
 ) -> Config:
     """Return the checked configuration of a file with environment and `section.key=value` overrides applied.
 
-    Without a path the defaults are the base; with `new_job` and no other task, with what `DIGITS_JOB` sets. Raises
+    Without a path the defaults are the base; with `new_job`, with what `NEW_JOBS` sets for the task. Raises
     ConfigError that names file, key, value and the valid values.
     """
     tree = read_toml(path) if path is not None else {}
@@ -652,8 +653,9 @@ def load(
             raise ConfigError("an override has the form section.key=value", value=override)
         sources[key] = "command line"
         _put(tree, key, _parse_value(text), source=sources[key])
-    if path is None and new_job and tree.get("training", {}).get("task", DIGITS) == DIGITS:
-        tree = {**tree, **{section: {**table, **tree.get(section, {})} for section, table in DIGITS_JOB.items()}}
+    if path is None and new_job:
+        job = NEW_JOBS.get(tree.get("training", {}).get("task", DIGITS), {})
+        tree = {**tree, **{section: {**table, **tree.get(section, {})} for section, table in job.items()}}
     return check(tree, file=str(path) if path is not None else None, sources=sources)
 
 

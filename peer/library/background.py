@@ -31,6 +31,7 @@ from peer.library.meeting import End, Meeting
 from peer.library.place import Host, Place, read_config
 from peer.records import RoundRecord
 from peer.run.plan import final_rounds, refuse_errors, validate_config
+from peer.state.kept_file import RUN_LENGTH
 from peer.state.metrics import EvaluationRecord
 from peer.terminal import LineFormatter
 
@@ -72,13 +73,12 @@ def _let_go_in_fork() -> None:
 os.register_at_fork(before=_look_for_grpc, after_in_child=_let_go_in_fork)
 
 
-def place(config: str | os.PathLike[str]) -> Place:
-    """Return the place of a configuration file in its run: which peer it is, of how many."""
+def place_of(config: str | os.PathLike[str], *, deals: bool = False) -> Place:
+    """Return the place of a configuration file in its run. `deals` is as in `Place`. Raises UsageError or
+    ConfigError."""
     read, path = read_config(config)
-    index = read.peer.index
-    return Place(
-        index, len(read.peers), read.peers[index].name, str(path), read, lambda derive: Background(path, derive)
-    )
+    index, name = read.peer.index, read.peers[read.peer.index].name
+    return Place(index, len(read.peers), name, str(path), read, lambda derive: Background(path, derive), deals=deals)
 
 
 def _speak() -> None:
@@ -135,6 +135,7 @@ class Background(Host):
             daemon_log.warning("%s: %s", finding.key, finding.sentence)
         parts = self._parts(steps, config)
         self._config, self._daemon = config, Daemon(parts)
+        RUN_LENGTH.keep(parts.common.local.folder.disk, config.run.rounds)
         self._runtime = self._daemon.runtime
         _open[self._path] = self
         return config.run.rounds - final_rounds(config, parts.common.local.setup.schedule) - 1

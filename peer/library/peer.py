@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from peer.config.options import Config, TrainingOptions
 from peer.errors import StateError, UsageError
-from peer.library.background import place
 from peer.library.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
+from peer.library.here import is_alone, place
 from peer.library.kept_state import Keepable, Kept, LooseValues, pack, unpack
 from peer.library.loop_steps import LoopSteps, Repeated, ScriptStep
 from peer.library.meeting import End, Evaluate, Finish, Train
@@ -57,6 +57,7 @@ class Peer:
         where: Place,
         *,
         every: int,
+        steps: int | None,
         keep: Sequence[Keepable],
         private: Sequence[str],
         meaning: Mapping[str, Sequence[str]],
@@ -66,7 +67,9 @@ class Peer:
         evaluate: Measure | None,
         callbacks: dict[type, Callable[[Any], object]],
     ) -> None:
-        _check_numbers(every, outer_momentum, outer_learning_rate, overlap)
+        _check_numbers(every, steps, outer_momentum, outer_learning_rate, overlap)
+        if steps is None and is_alone(where):
+            raise UsageError("nothing says how long to train alone; give join the number of steps, steps=N")
         for call in (evaluate, *callbacks.values()):
             if call is not None and not callable(call):
                 raise UsageError(f"a callback is a {type(call).__name__}, which cannot be called")
@@ -104,7 +107,7 @@ class Peer:
         outer = {"outer_momentum": outer_momentum, "outer_learning_rate": outer_learning_rate}
 
         def derive(config: Config) -> Config:
-            return derive_config(config, every=every, **outer)
+            return derive_config(config, every=every, steps=steps, **outer)
 
         self._config = derive(where.config)
         self._host = where.host(derive)
@@ -671,9 +674,10 @@ class Peer:
 
 def join(
     model: nn.Module,
-    config: str | os.PathLike[str] | Place,
+    config: str | os.PathLike[str] | Place | None = None,
     *,
     every: int,
+    steps: int | None = None,
     keep: Sequence[Keepable] = (),
     private: Sequence[str] = (),
     meaning: Mapping[str, Sequence[str]] = MappingProxyType({}),
@@ -689,8 +693,12 @@ def join(
 ) -> Peer:
     """Return a peer that trains `model` together with others, inside its `with` block.
 
-    - `config`: path of the peer's configuration, with `training.task = "loop"`, or a `Place`.
+    - `config`: path of the peer's configuration, with `training.task = "loop"`, or a `Place`. Without one it is what
+      `sotto` started the script with, or `peer.toml` in the folder that the script was started in. Without any of
+      these, the script trains alone, and the log says so.
     - `every`: number of gradient steps in each round, the same on all peers.
+    - `steps`: number of gradient steps of the whole run, the same on all peers, rounded up to whole rounds. It takes
+      the place of `run.rounds` in the configuration.
     - `keep`: objects with `state_dict` and `load_state_dict` that are saved with the model in every round, such as
       optimizer, scheduler, gradient scaler, a stateful loader or a moving average of the model, and generators of
       random numbers of the script's own.
@@ -719,6 +727,7 @@ def join(
         model,
         config if isinstance(config, Place) else place(config),
         every=every,
+        steps=steps,
         keep=keep,
         private=private,
         meaning=meaning,
@@ -730,9 +739,13 @@ def join(
     )
 
 
-def _check_numbers(every: int, outer_momentum: float, outer_learning_rate: float, overlap: bool) -> None:
+def _check_numbers(
+    every: int, steps: int | None, outer_momentum: float, outer_learning_rate: float, overlap: bool
+) -> None:
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise UsageError(f"every is {every!r}; it is the number of gradient steps in a round, 1 or more")
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise UsageError(f"steps is {steps!r}; it is the number of gradient steps of the whole run, 1 or more")
     if not 0.0 <= outer_momentum < 1.0:
         raise UsageError(f"outer_momentum is {outer_momentum!r}; it lies between 0 and 1, without 1")
     if not 0.0 < outer_learning_rate <= 2.0:

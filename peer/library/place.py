@@ -50,12 +50,17 @@ class Place:
     config: Config = field(repr=False)
     host: Callable[[Callable[[Config], Config]], Host] = field(repr=False)
     """Makes the host of this peer; told how to derive the run's configuration from that of the file."""
+    deals: bool = field(default=False, repr=False)
+    """Whether all peers read the same data, on one machine, and `local` deals it out."""
 
 
-def derive_config(config: Config, *, every: int, outer_momentum: float, outer_learning_rate: float) -> Config:
+def derive_config(
+    config: Config, *, every: int, steps: int | None, outer_momentum: float, outer_learning_rate: float
+) -> Config:
     """Return the configuration of a run whose training section says what the script decides, so that peers compare it.
 
-    Raises ConfigError for a file that says otherwise.
+    `steps`: gradient steps of the run, from which its rounds follow; None: as many rounds as the file says. Raises
+    ConfigError for a file that says otherwise.
     """
     training = config.training
     if training.task != OWN_LOOP:
@@ -82,7 +87,11 @@ def derive_config(config: Config, *, every: int, outer_momentum: float, outer_le
         beta=outer_momentum,
         label_adjustment=False,
     )
-    return config.model_copy(update={"training": derived})
+    changes: dict[str, object] = {"training": derived}
+    if steps is not None:
+        # The last round is a whole one too.
+        changes["run"] = config.run.model_copy(update={"rounds": -(-steps // every)})
+    return config.model_copy(update=changes)
 
 
 def read_config(file: str | os.PathLike[str]) -> tuple[Config, Path]:

@@ -10,38 +10,55 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack
 
 import torch
 
 from peer.config.options import Config, PeerAddress, load
-from peer.errors import ConfigError, UsageError
+from peer.config.writer import write_resolved
+from peer.errors import ConfigError, TaskError, UsageError
 from peer.library.background import Messenger
+from peer.library.here import SIMULATED
 from peer.library.loop_steps import LoopSteps
 from peer.library.meeting import End, Finish, Meeting, Request
 from peer.library.place import Host, Place
 from peer.library.random_state import RandomNumbers
+from peer.library.script import Program, Script
 from peer.node.local_steps import StepAbandoned
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
-from peer.records import RoundRecord
+from peer.records import Progress, RoundRecord
 from peer.run.plan import algorithm_spec, final_rounds, refuse_errors, validate_config
 from peer.run.setup import RunSetup
+from peer.run.summary import describe_run
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.rounds import Simulator
-from peer.state.metrics import EvaluationRecord
+from peer.simulate.run import run_to_the_end
+from peer.state.metrics import EvaluationRecord, MetricsStore, Summary
+from peer.train.own_task import UserCode
+from peer.train.threads import use_one_thread
 from peer.wire.start_model import OTHER_BUFFERS
 
 log = logging.getLogger("sotto")
 
 Result = TypeVar("Result")
+_Simulator: TypeAlias = Simulator | AsynchronousSimulator
+
+
+class _Watching(TypedDict, total=False):
+    """Options of a simulator's run."""
+
+    stop: threading.Event | None
+    on_progress: Callable[[Progress], None] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,28 +100,80 @@ def simulate(
     for finding in refuse_errors(validate_config(read, path.parent)):
         log.warning("%s: %s", finding.key, finding.sentence)
     scripts = [_Script(script, read, path, index) for index in range(len(read.peers))]
-    try:
-        for each in scripts:
-            each.begin()
-        links = LinkModel(rate_kbit_s=rate_kbit_s, latency_s=latency_s)
-        simulator, sent_bytes = _run(scripts, path.parent, links, step_s=step_s, slow=slow)
-        for each in scripts:
-            each.finish(simulator.participants[each.index])
-    except StepAbandoned:
-        for each in scripts:
-            each.raise_error()
-        raise UsageError("a script left its with block before the last round") from None
-    finally:
-        for each in scripts:
-            each.close()
+    links = LinkModel(rate_kbit_s=rate_kbit_s, latency_s=latency_s)
+    with _begun(scripts):
+        simulator = _simulator(scripts, path.parent, links, step_s=step_s, slow=slow)
+        _run(scripts, simulator)
     # The last round is always evaluated.
     assert simulator.last_consensus is not None
     return Simulation(
         results=tuple(each.result() for each in scripts),
         consensus_distance=simulator.last_consensus,
-        sent_bytes=sent_bytes,
+        sent_bytes=sum(each.sent_bytes for each in scripts),
         virtual_s=simulator.now,
     )
+
+
+def simulate_programs(
+    config: Config,
+    base: Path,
+    script: Script,
+    *,
+    num_peers: int,
+    directory: Path,
+    links: LinkModel,
+    step_s: float,
+    slow: Mapping[int, float],
+    command: str,
+    **options: Unpack[_Watching],
+) -> Summary:
+    """Simulate a script that is the main program of each peer, and leave metrics and summary in `directory`, which
+    exists; what the scripts print, in its folder `logs`. `command`: the line that started it.
+
+    Raises the errors of the configuration, and of a script.
+    """
+    started, config = time.monotonic(), _with_peers(config, num_peers)
+    # As in processes of their own (`ops.peer_processes`).
+    if "OMP_NUM_THREADS" not in os.environ:
+        use_one_thread()
+    sys.path.insert(0, str(script.folder))
+    logs = directory / "logs"
+    logs.mkdir()
+    with ExitStack() as stack:
+        metrics = MetricsStore(directory / "metrics.sqlite")
+        stack.callback(metrics.close)
+        scripts = []
+        for index, each in enumerate(config.peers):
+            output = stack.enter_context((logs / f"{each.name}.txt").open("w", encoding="utf-8", buffering=1))
+            program = script.program(each.name, output)
+            scripts.append(_Script(partial(_as_program, program), config, base / script.name, index, program.is_main))
+        stack.enter_context(_begun(scripts))
+        simulator = _simulator(scripts, base, links, step_s=step_s, slow=slow, metrics=metrics)
+        size = scripts[0].steps.layout.size
+        summary = describe_run(scripts[0].config, simulator.setup, size, command=command)
+        summary.simulated = True
+        write_resolved(scripts[0].config, directory / "config.toml", base)
+        run_to_the_end(
+            simulator,
+            summary,
+            partial(_run, scripts, simulator, **options),
+            directory=directory,
+            metrics=metrics,
+            baseline=False,
+            started=started,
+        )
+    return summary
+
+
+def _as_program(program: Program, place: Place) -> None:
+    """Run a script, which finds its place by itself."""
+    try:
+        with UserCode("__main__", "script").runs():
+            program.run()
+    except TaskError as error:
+        if isinstance(error.__cause__, StepAbandoned):
+            raise error.__cause__ from None
+        raise
 
 
 def _with_peers(config: Config, peers: int | None) -> Config:
@@ -117,20 +186,49 @@ def _with_peers(config: Config, peers: int | None) -> Config:
     return config.model_copy(update={"peers": tuple(PeerAddress(name=name) for name in names)})
 
 
-def _run(
+@contextmanager
+def _begun(scripts: Sequence[_Script[Any]]) -> Iterator[None]:
+    """Within this context all scripts wait for their peers' first model. Raises what one of them raises."""
+    try:
+        for each in scripts:
+            each.begin()
+        yield
+    finally:
+        for each in scripts:
+            each.close()
+
+
+def _run(scripts: Sequence[_Script[Any]], simulator: _Simulator, **options: Unpack[_Watching]) -> bool:
+    """Train, and let the scripts come to their end; return whether they did, and were not stopped. Raises what one of
+    them raises."""
+    try:
+        if not simulator.run(**options):
+            return False
+        for each in scripts:
+            each.finish(simulator.participants[each.index])
+    except StepAbandoned:
+        for each in scripts:
+            each.raise_error()
+        raise UsageError("a script left its with block before the last round") from None
+    return True
+
+
+def _simulator(
     scripts: Sequence[_Script[Any]],
     base: Path,
     links: LinkModel,
     *,
     step_s: float,
     slow: Mapping[int, float] | None,
-) -> tuple[Simulator | AsynchronousSimulator, int]:
-    """Train; return the simulator, and how many bytes were sent."""
+    metrics: MetricsStore | None = None,
+) -> _Simulator:
+    """Return the run of scripts that have begun. Raises UsageError where they do not belong together."""
     config = scripts[0].config
     for each in scripts:
         if each.config.run_digest() != config.run_digest():
             raise UsageError(
-                f"{each.name} joined with another every, outer_momentum or outer_learning_rate than {scripts[0].name}"
+                f"{each.name} joined with another every, steps, outer_momentum or outer_learning_rate than"
+                f" {scripts[0].name}"
             )
         ours, theirs = scripts[0].steps.start_model(), each.steps.start_model()
         difference = ours.difference(theirs.digest, theirs.parameters.entries)
@@ -149,11 +247,9 @@ def _run(
         apart = ours.buffers.differences(theirs.buffers.entries)
         if apart is not None:
             log.warning(OTHER_BUFFERS, each.name, apart)
-    sent_bytes = 0
 
     def after_round(participant: Participant | PairParticipant, record: RoundRecord) -> None:
-        nonlocal sent_bytes
-        sent_bytes += record.frame_bytes
+        scripts[participant.peer].sent_bytes += record.frame_bytes
         scripts[participant.peer].messenger.round_done(record)
 
     def after_evaluation(record: EvaluationRecord) -> None:
@@ -161,10 +257,11 @@ def _run(
             each.messenger.evaluated(record, scripts[record.peer].name)
 
     kind = AsynchronousSimulator if algorithm_spec(config).asynchronous else Simulator
-    simulator = kind(
+    return kind(
         config,
         base,
         num_peers=len(scripts),
+        metrics=metrics,
         links=links,
         step_s=step_s,
         slow=slow,
@@ -172,8 +269,6 @@ def _run(
         after_evaluation=after_evaluation,
         loops=[each.steps for each in scripts],
     )
-    simulator.run()
-    return simulator, sent_bytes
 
 
 class _Script(Host, Generic[Result]):
@@ -181,14 +276,27 @@ class _Script(Host, Generic[Result]):
 
     steps: LoopSteps
     config: Config
+    sent_bytes = 0
 
-    def __init__(self, script: Callable[[Place], Result], config: Config, path: Path, index: int) -> None:
+    def __init__(
+        self,
+        script: Callable[[Place], Result],
+        config: Config,
+        path: Path,
+        index: int,
+        is_main: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`is_main`: makes a context in which the script is the main program of the process."""
         self.index, self.name = index, config.peers[index].name
         own = config.model_copy(update={"peer": config.peer.model_copy(update={"index": index})})
-        place = Place(index, len(config.peers), self.name, f"the simulation of {path}", own, lambda derive: self)
+        self._place = Place(
+            index, len(config.peers), self.name, f"the simulation of {path}", own, lambda derive: self, deals=True
+        )
         self._base, self._has_joined = path.parent, False
-        self._thread = threading.Thread(target=self._run, args=(partial(script, place),), name=self.name, daemon=True)
-        self._meeting = _Turns(self._thread)
+        self._thread = threading.Thread(
+            target=self._run, args=(partial(script, self._place),), name=self.name, daemon=True
+        )
+        self._meeting = _Turns(self._thread, is_main)
         self._result: list[Result] = []
         self._error: BaseException | None = None
         self._threads = torch.get_num_threads()
@@ -231,6 +339,7 @@ class _Script(Host, Generic[Result]):
             raise self._error
 
     def _run(self, script: Callable[[], Result]) -> None:
+        SIMULATED.set(self._place)
         # Threads begin with a number of their own.
         torch.set_num_threads(self._threads)
         try:
@@ -259,10 +368,12 @@ class _Script(Host, Generic[Result]):
 
 
 class _Turns(Meeting):
-    """A meeting at which the generators of random numbers change hands with the turn."""
+    """A meeting at which the generators of random numbers change hands with the turn, and what else a script has for
+    itself as the main program of a process."""
 
-    def __init__(self, owner: threading.Thread) -> None:
+    def __init__(self, owner: threading.Thread, is_main: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(owner, takes_turns=True)
+        self._is_main = is_main
         self._random = RandomNumbers()
         self._script_random = self._random.state()
 
@@ -276,6 +387,7 @@ class _Turns(Meeting):
         with self._random.kept():
             self._random.set(self._script_random)
             try:
-                yield
+                with self._is_main():
+                    yield
             finally:
                 self._script_random = self._random.state()

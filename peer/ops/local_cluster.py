@@ -40,7 +40,7 @@ from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
 from peer.ops.resize import Lineup, add_peers
 from peer.ops.rollback import newest_common_round, put_back
-from peer.ops.standing import has_left
+from peer.ops.standing import has_left, told_rounds
 from peer.records import PeerProgress, Progress
 from peer.run.plan import refuse_errors, refuse_own_data, validate_config
 from peer.run.setup import RunSetup
@@ -56,7 +56,7 @@ from peer.run.summary import (
 from peer.state.checkpoints import checkpoint_round, find_checkpoints, load_checkpoint
 from peer.state.disk import RealDisk, private_files, writing
 from peer.state.kept_file import CHOSEN_PRECISION
-from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
+from peer.state.metrics import LinkRecord, MetricsStore, Summary
 from peer.train.local_step import Trainer
 from peer.train.threads import use_one_thread
 
@@ -69,6 +69,9 @@ _STOP_S = 12.0
 """Time that a peer may take after SIGTERM to finish its round before it is killed."""
 
 _POLL_S = 0.25
+
+_LAST_LINES = 20
+"""Most lines of a script's log that are shown where it failed."""
 
 _KINDS: Mapping[int, type[SottoError]] = {
     kind.exit_code: kind for kind in (DataError, SecurityError, StateError, RemoteError)
@@ -109,6 +112,7 @@ class Cluster:
         fork_server: ForkServer | None = None,
         lineup: Lineup | None = None,
         debug: bool = False,
+        script: Sequence[str] = (),
     ) -> None:
         """Check the configuration and write everything the peers need below `directory`. Raises SottoError.
 
@@ -117,29 +121,38 @@ class Cluster:
         `launcher(index)` before its command, for a network of its own. With a `lineup` the folder holds a run that was
         stopped or broke off, which those peers go on with, and only what joining ones need is written; `config` is that
         of one of its peers, `num_peers` how many the run began with. With `debug` the peers log the traceback of an
-        error that ends them.
+        error that ends them. `script`: words that name a training script and its arguments, which the peers run;
+        without one they train the task.
         """
         use_one_thread()
         self.directory = directory
         refuse_own_data(config)
         refuse_errors(validate_config(config, base, num_peers))
-        self.setup = RunSetup.open(config, base, num_peers)
-        if (problem := self.setup.short_shard(range(num_peers))) is not None:
-            log.warning("%s", problem)
+        self.trainer: Trainer | None = None
+        """Judges and writes models; None where only the scripts can."""
+        if script:
+            self.setup, keep = RunSetup.of_loop(config, base, num_peers), False
+        else:
+            self.setup = RunSetup.open(config, base, num_peers)
+            if (problem := self.setup.short_shard(range(num_peers))) is not None:
+                log.warning("%s", problem)
+            self.trainer = self.setup.trainer(0)
+            self.trainer.try_own_task()
+            every = config.evaluation.every_rounds
+            evaluations = config.run.rounds // every + 1 if every else 1
+            keep = evaluations * num_peers * self.trainer.layout.size * 8 <= KEEP_MODELS_BYTES_MAX
         self.numbers = range(num_peers) if lineup is None else lineup.started
         """Numbers of the peers that run here; everything else here goes by their position among these."""
         self._leaving = set() if lineup is None else {*lineup.leaving}
         self._leaves_at: dict[int, int] = {}
         """Peer number → first round without it."""
-        self.trainer: Trainer = self.setup.trainer(0)
-        self.trainer.try_own_task()
-        evaluations = config.run.rounds // config.evaluation.every_rounds + 1 if config.evaluation.every_rounds else 1
-        keep = evaluations * num_peers * self.trainer.layout.size * 8 <= KEEP_MODELS_BYTES_MAX
         self.config = config.model_copy(
             update={"evaluation": config.evaluation.model_copy(update={"keep_models": keep})}
         )
-        self._launcher, self._fork_server = launcher, fork_server
-        self._options = ["--debug"] if debug else []
+        self.rounds = 0 if script else config.run.rounds
+        """Rounds of the run; 0 while only a script knows."""
+        self._base, self._launcher, self._fork_server = base, launcher, fork_server
+        self._words = [*(["--debug"] if debug else []), *(["--deal"] if script else []), *script]
         if lineup is not None:
             ports = free_ports(len(lineup.joining))
             with private_files():
@@ -176,7 +189,7 @@ class Cluster:
         """Start one peer, or start it again after it ended."""
         file = self.peer_files[index]
         log = file.parent / "log.txt"
-        arguments = ["run", "--config", str(file), *self._options]
+        arguments = ["run", "--config", str(file), *self._words]
         if self._launcher is not None:
             process = start_process([*self._launcher(index), sys.executable, "-m", "peer", *arguments], log)
         else:
@@ -283,8 +296,12 @@ class Cluster:
             how = f"ended with code {code}"
         text = f"{self.names[index]} {how}: {words} (see {self.peer_files[index].parent / 'log.txt'})"
         error = _KINDS.get(code, SottoError)(text)
-        if (lines := self.last_traceback(index)) is not None:
-            error.add_note(f"{self.names[index]} logged:\n{lines}")
+        if self.trainer is None:
+            # What ended it is for its author to see, and may be anywhere in what the script printed.
+            lines = self._log(index).rstrip().splitlines()[-_LAST_LINES - 1 : -1]
+            error.add_note("\n".join([f"the last lines of {self.names[index]}:", *(f"  {line}" for line in lines)]))
+        elif (trace := self.last_traceback(index)) is not None:
+            error.add_note(f"{self.names[index]} logged:\n{trace}")
         return error
 
     def put_back(self) -> int:
@@ -362,6 +379,8 @@ class Cluster:
                 frame_bytes=seen.frame_bytes + record.frame_bytes,
                 values=seen.values + record.values,
             )
+        if not self.rounds:
+            self._learn_length(index)
         number, schedule = self.numbers[index], self.setup.schedule
         own = [r for r in store.evaluations() if r.peer == number and r.split == "test"]
         links = store.links()
@@ -382,6 +401,13 @@ class Cluster:
             awaited=awaited,
             state=("finished" if seen.round >= self.config.run.rounds else "training" if running else "stopped"),
         )
+
+    def _learn_length(self, index: int) -> None:
+        """Learn from a peer how many rounds there are, if its script has said so."""
+        if (rounds := told_rounds(self.state_folders[index])) is not None:
+            self.rounds, run = rounds, self.config.run.model_copy(update={"rounds": rounds})
+            self.config = self.config.model_copy(update={"run": run})
+            write_resolved(self.config, self.directory / "config.toml", self._base)
 
     def _evaluate_new_models(self) -> None:
         """Measure consensus distance and averaged model wherever all peers have left theirs."""
@@ -424,14 +450,16 @@ class Cluster:
                 members.append(index)
         return members
 
-    def evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> EvaluationRecord:
-        """Record consensus distance and accuracy of the averaged model after `done` rounds."""
+    def evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> None:
+        """Record the consensus distance after `done` rounds and, with a task, the figures of the averaged model."""
         record = consensus(done, [x / np.float32(u) for x, u in states])
-        averaged = evaluation_record(-1, done, "test", self.trainer.evaluate(average(states), averaged=True))
-        self.central.put(record, averaged)
+        self.consensus_distance = record.consensus_distance
+        self.central.put(record)
+        if self.trainer is not None:
+            averaged = evaluation_record(-1, done, "test", self.trainer.evaluate(average(states), averaged=True))
+            self.central.put(averaged)
+            self.averaged_figure = averaged.figure(self.setup.criterion)
         self.central.flush()
-        self.averaged_figure, self.consensus_distance = averaged.figure(self.setup.criterion), record.consensus_distance
-        return averaged
 
 
 def up(
@@ -446,9 +474,10 @@ def up(
     lineup: Lineup | None = None,
     fork_server: ForkServer | None = None,
     debug: bool = False,
+    script: Sequence[str] = (),
     command: str = "",
 ) -> Summary:
-    """Run all peers of a run on this machine to the end; return its figures. `fork_server` and `debug` as for
+    """Run all peers of a run on this machine to the end; return its figures. `fork_server`, `debug` and `script` as for
     `Cluster`; `command` is the line that started it.
 
     Everything lands in `directory`, which exists and is empty, unless there is a `lineup` (see `Cluster`):
@@ -458,7 +487,14 @@ def up(
     started = time.monotonic()
     stop = stop or threading.Event()
     cluster = Cluster(
-        config, base, num_peers=num_peers, directory=directory, fork_server=fork_server, lineup=lineup, debug=debug
+        config,
+        base,
+        num_peers=num_peers,
+        directory=directory,
+        fork_server=fork_server,
+        lineup=lineup,
+        debug=debug,
+        script=script,
     )
 
     def show(phase: str, peers: list[PeerProgress]) -> None:
@@ -467,7 +503,7 @@ def up(
                 Progress(
                     phase=phase,
                     ready=None if (ready := cluster.num_ready) == cluster.num_peers else ready,
-                    rounds=config.run.rounds,
+                    rounds=cluster.rounds,
                     elapsed_s=time.monotonic() - started,
                     begun_at_round=min(filter(None, begin), default=0),
                     peers=tuple(peers),
@@ -477,7 +513,8 @@ def up(
                 )
             )
 
-    summary = describe_run(cluster.config, cluster.setup, cluster.trainer.layout, command=command)
+    size = 0 if cluster.trainer is None else cluster.trainer.layout.size
+    summary = describe_run(cluster.config, cluster.setup, size, command=command)
     summary.peer_names = [f"peer-{number}" for number in range(cluster.numbers[-1] + 1)]
     if lineup is not None:
         summary.continue_from(directory / "summary.json")
@@ -516,18 +553,22 @@ def up(
         ended = f"diverged: {failure}"
     try:
         show("collecting results", peers := cluster.poll())
+        config = cluster.config
+        summary.rounds = config.run.rounds
         if ended == "completed" and all(peer.round < config.run.rounds for peer in peers):
             ended = "stopped"  # By `sotto stop`, with which peers end well too.
         if ended == "completed":
-            cluster.evaluate(config.run.rounds, cluster.final_states())
-            averaged = average(cluster.final_states())
-            with writing("model.safetensors"):
-                cluster.trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
+            states = cluster.final_states()
+            cluster.evaluate(config.run.rounds, states)
+            summary.parameters = states[0][0].size
+            if cluster.trainer is not None:
+                with writing("model.safetensors"):
+                    cluster.trainer.save_model(average(states), directory / "model.safetensors", averaged=True)
         summary.ended, summary.seconds = ended, time.monotonic() - started
         if config.training.precision == FASTEST:
             note_precisions(summary, cluster.chosen_precisions())
         finish_summary(summary, cluster.stores(), config, cluster.setup, baseline=False)
-        if ended == "completed" and baseline:
+        if ended == "completed" and baseline and cluster.trainer is not None:
             show("one process on all data", cluster.poll())
             compare_with_single_process(summary, config, cluster.setup)
         with writing("summary.json"):

@@ -18,6 +18,8 @@ from peer.errors import StateError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind
 from peer.state.checkpoints import find_checkpoints, read_description
+from peer.state.disk import RealDisk
+from peer.state.kept_file import RUN_LENGTH
 from peer.state.metrics import MetricsStore
 
 OWN_FOLDER = "its state folder"
@@ -52,6 +54,19 @@ class Standing:
             "connected": "is connected",
         }
         return f"{what[self.state]}, says {self.told_by}"
+
+
+def told_rounds(state: Path) -> int | None:
+    """Return how many rounds the run has, as a training script told a state folder; None if none did."""
+    return RUN_LENGTH.read(RealDisk(state))
+
+
+def with_length(config: Config, base: Path) -> Config:
+    """Return the configuration of a peer with the rounds of its run, where a training script decides on them."""
+    rounds = told_rounds(base / config.state.directory)
+    if rounds is None:
+        return config
+    return config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})
 
 
 def from_folder(config: Config, base: Path) -> Standing | None:

@@ -112,7 +112,7 @@ def line(progress: Progress) -> str:
     """Return the run as one line."""
     parts = [f"{duration(progress.elapsed_s):>10}", progress.activity]
     if progress.peers:
-        parts.append(f"round {progress.round}/{progress.rounds}")
+        parts.append(f"round {progress.round}/{progress.rounds or '?'}")
         losses = [peer.loss for peer in progress.peers if peer.loss is not None]
         if losses:
             parts.append(f"loss {significant(sum(losses) / len(losses))}")
@@ -150,7 +150,7 @@ def _header(progress: Progress) -> RenderableType:
     cells: list[RenderableType] = [
         Text(progress.activity, style="bold"),
         ProgressBar(total=max(1, progress.rounds), completed=progress.round, width=24),
-        Text(f"round {progress.round} of {progress.rounds}"),
+        Text(f"round {progress.round} of {progress.rounds or '?'}"),
         Text(duration(progress.elapsed_s), style="dim"),
     ]
     if progress.virtual_s is not None:

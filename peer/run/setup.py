@@ -70,6 +70,7 @@ from peer.train.learning_rate import learning_rates, step_size_decay
 from peer.train.local_step import Split, Trainer, check_data, make_momentum
 from peer.train.own_task import criteria_of
 from peer.train.partition import Manifest, OwnSamples, own_samples, partition
+from peer.train.precision import precision_of
 from peer.train.private_step import SECRET_BYTES, GaussianMechanism
 from peer.train.task import Data, Task
 from peer.train.threads import use_one_thread
@@ -165,13 +166,15 @@ class RunSetup:
         return cls(config, base, count, task, manifest, schedule, compressor, rate, theta, rounds_per_epoch)
 
     @classmethod
-    def of_loop(cls, config: Config, base: Path, *, rates: tuple[float, float] | None = None) -> RunSetup:
+    def of_loop(
+        cls, config: Config, base: Path, num_peers: int | None = None, *, rates: tuple[float, float] | None = None
+    ) -> RunSetup:
         """Return the setup of a run whose local steps are those of the user's scripts: it knows no task and no data."""
         if config.privacy.is_on:
             raise ConfigError(
                 "cannot make the local steps of a training script private; use a task", key="training.task"
             )
-        count = config.num_listed
+        count = num_peers or config.num_listed
         nothing = {peer: np.empty(0, np.int64) for peer in range(max(count, config.peer.index + 1))}
         samples = OwnSamples("", 0, nothing, nothing)
         schedule = build_schedule(config, base, config.num_members(count))
@@ -199,6 +202,11 @@ class RunSetup:
     def criterion(self) -> Criterion:
         """The figure by which models are compared."""
         return self.criteria[0]
+
+    @property
+    def trained_in(self) -> str:
+        """The precision in which peers train; float32, which models are kept in, where only a script knows."""
+        return "float32" if self._task is None else precision_of(self._task, self.training)
 
     @cached_property
     def variants(self) -> tuple[BoundedCompressor, ...]:

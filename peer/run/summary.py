@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from peer import __version__, native
-from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.config.options import Config
 from peer.config.precision_choice import FASTEST, PrecisionChoice
@@ -22,29 +21,28 @@ from peer.run.setup import RunSetup
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary, measured
 from peer.train.baseline import single_process
 from peer.train.evaluation import Evaluation
-from peer.train.own_task import criteria_of
 from peer.train.partition import OwnSamples
-from peer.train.precision import precision_of
 
 
-def describe_run(config: Config, setup: RunSetup, layout: Layout, *, command: str = "") -> Summary:
-    """Return a summary with the facts known before the first round; `command` started the run."""
+def describe_run(config: Config, setup: RunSetup, parameters: int, *, command: str = "") -> Summary:
+    """Return a summary with the facts known before the first round: of a model of so many `parameters`. `command`
+    started the run."""
     names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(setup.num_peers)]
     return Summary(
         name=config.run.name,
         algorithm=config.algorithm.name,
         compressor=describe_messages(config),
         graph=setup.schedule.name,
-        precision=FASTEST if config.training.precision == FASTEST else precision_of(setup.task, setup.training),
+        precision=FASTEST if config.training.precision == FASTEST else setup.trained_in,
         num_peers=setup.num_peers,
         rounds=config.run.rounds,
         seed=config.run.seed,
-        parameters=layout.size,
+        parameters=parameters,
         seconds=0.0,
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         commands=[command] if command else [],
         peer_names=names,
-        criteria={criterion.name: criterion.better for criterion in criteria_of(setup.task)},
+        criteria={criterion.name: criterion.better for criterion in setup.criteria},
         version=__version__,
         machine=machine_facts(),
     )

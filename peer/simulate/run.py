@@ -82,30 +82,19 @@ def run(
         )  # fmt: skip
         trainer = simulator.trainer
         assert isinstance(trainer, Trainer)
-        summary = describe_run(config, simulator.setup, trainer.layout, command=command)
+        summary = describe_run(config, simulator.setup, trainer.layout.size, command=command)
         summary.simulated = True
         if chosen is not None:
             note_precisions(summary, {ALL_PEERS: chosen})
-        ended = "completed"
-        try:
-            if not simulator.run(stop=stop, on_progress=on_progress):
-                ended = "stopped"
-        except DivergenceError as error:
-            ended = f"diverged: {error}"
-            raise
-        except SottoError as error:
-            ended = f"failed: {error}"
-            raise
-        finally:
-            summary.ended = ended
-            summary.seconds = time.monotonic() - started
-            simulator.put_links()
-            baseline_wanted = baseline and ended == "completed"
-            finish_summary(summary, [metrics], config, simulator.setup, baseline=baseline_wanted)
-            summary.is_sample = num_peers > MODELS_EVALUATED_MAX
-            if directory is not None:
-                with writing("summary.json"):
-                    summary.save(directory / "summary.json")
+        run_to_the_end(
+            simulator,
+            summary,
+            lambda: simulator.run(stop=stop, on_progress=on_progress),
+            directory=directory,
+            metrics=metrics,
+            baseline=baseline,
+            started=started,
+        )
         averaged = simulator.averaged_model()
         if directory is not None:
             with writing("model.safetensors"):
@@ -115,6 +104,41 @@ def run(
         return Simulation(summary, models, averaged, trainer)
     finally:
         metrics.close()
+
+
+def run_to_the_end(
+    simulator: Simulator | AsynchronousSimulator,
+    summary: Summary,
+    run: Callable[[], bool],
+    *,
+    directory: Path | None,
+    metrics: MetricsStore,
+    baseline: bool,
+    started: float,
+) -> None:
+    """Let `run` run the simulator; it returns whether the last round was reached. Fill in the summary in any case, and
+    leave it in `directory`, if given. `started`: when the command did, by the monotonic clock. Raises what `run`
+    raises."""
+    ended = "completed"
+    try:
+        if not run():
+            ended = "stopped"
+    except DivergenceError as error:
+        ended = f"diverged: {error}"
+        raise
+    except SottoError as error:
+        ended = f"failed: {error}"
+        raise
+    finally:
+        summary.ended = ended
+        summary.seconds = time.monotonic() - started
+        simulator.put_links()
+        baseline_wanted = baseline and ended == "completed"
+        finish_summary(summary, [metrics], simulator.config, simulator.setup, baseline=baseline_wanted)
+        summary.is_sample = simulator.num_peers > MODELS_EVALUATED_MAX
+        if directory is not None:
+            with writing("summary.json"):
+                summary.save(directory / "summary.json")
 
 
 class _Options(TypedDict):

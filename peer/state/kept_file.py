@@ -99,3 +99,11 @@ MODEL_FORM = KeptFile[ModelForm](
 
 FROZEN_FILE = "frozen.safetensors"
 """Name of the file beside it with what no round changes: frozen parameters. Only models that have such have it."""
+
+RUN_LENGTH = KeptFile[int](
+    "rounds.json",
+    lambda rounds: {"rounds": rounds},
+    lambda tree: int(tree["rounds"]),
+    "start the peer, which writes it anew",
+)
+"""Rounds of a run whose length a training script decides, for whoever reads the folder; the peer never reads it."""

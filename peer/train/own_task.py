@@ -31,9 +31,9 @@ _PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
 class UserCode:
     """The code that a configuration names as its task."""
 
-    def __init__(self, module: str, make: Callable[..., Any] | None = None) -> None:
-        """`make` is the function that makes the task; None while its module is imported."""
-        self._package, self._make = module.partition(".")[0], make
+    def __init__(self, module: str, what: str = "task", make: Callable[..., Any] | None = None) -> None:
+        """`what` the module holds. `make` is the function that makes the task; None while its module is imported."""
+        self._package, self._what, self._make = module.partition(".")[0], what, make
 
     @contextmanager
     def runs(self) -> Iterator[None]:
@@ -44,7 +44,7 @@ class UserCode:
             raise
         except (Exception, SystemExit) as error:  # Own code may raise anything; an exit would end a peer as a success.
             text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-            raise TaskError(f"error in your task: {text} ({self._place(error)})") from error
+            raise TaskError(f"error in your {self._what}: {text} ({self._place(error)})") from error
 
     def breach(self, problem: str, function: Callable[..., Any]) -> TaskError:
         """Return the error of a function that returned an invalid value."""
@@ -61,7 +61,7 @@ class UserCode:
         if place is not None:
             return place
         # For example a model of torch's layers alone, whose sizes do not fit the data.
-        return f"none of your own lines was running; the task is made in {self._definition(None)}"
+        return f"none of your own lines was running; the {self._what} is made in {self._definition(None)}"
 
     def _definition(self, function: Callable[..., Any] | None) -> str:
         """Return where a function is defined; where the task is made, if that is in a library."""

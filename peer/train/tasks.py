@@ -505,8 +505,8 @@ def resolve_task(
     """
     if name == OWN_LOOP:
         raise ConfigError(
-            "the loop of this run is in a training script; start that script, which joins the run with"
-            " sottovoce.join(model, CONFIG)",
+            "the loop of this run is in a training script, which joins it with sottovoce.join; name that script: sotto"
+            " run SCRIPT",
             key="training.task",
             value=name,
         )
@@ -532,7 +532,7 @@ def resolve_task(
         task: Task = make(**given)
         _check_task(task, name)
         return task
-    code = UserCode(module, make)
+    code = UserCode(module, make=make)
     with code.runs():
         task = make(**given)
     _check_task(task, name)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.config import options as configuration
-from peer.config.options import Config
+from peer.config.options import OWN_LOOP, Config
 from peer.errors import ConfigError, SecurityError, SottoError, StateError
 from peer.foreign_text import printable
 from peer.ops import collect, standing
@@ -110,7 +110,9 @@ class Observer:
         self._summary = None if self.kind == "cluster" else frame.summary
         if frame.summary is not None:
             self._criteria = frame.summary.all_criteria
-        if self._config is None and (directory / "config.toml").exists():
+        # A training script decides on the rounds, which are known with the first of them.
+        is_known = self._config is not None and (self.figures.latest or self._config.training.task != OWN_LOOP)
+        if not is_known and (directory / "config.toml").exists():
             try:
                 self._config = configuration.load(directory / "config.toml", environment={})
             except ConfigError:

@@ -273,6 +273,8 @@ def test_a_peer_that_ends_before_it_may_vote_is_no_member_that_declares_losses(
 def test_a_new_job_on_digits_corrects_drift_and_a_file_means_what_it_did(tmp_path: Path) -> None:
     new = load(environment={}, new_job=True)
     assert (new.algorithm.drift_correction, new.compressor.fraction) == ("auto", 0.1)
+    script = load(environment={}, overrides=["training.task=loop"], new_job=True)
+    assert (script.graph.kind, script.compressor.fraction) == ("exponential", 0.1)
     changed = load(environment={"SOTTO_COMPRESSOR__FRACTION": "0.5"}, overrides=["compressor.bits=4"], new_job=True)
     assert (changed.compressor.fraction, changed.compressor.bits) == (0.5, 4)
     (tmp_path / "peer.toml").write_text("[run]\nrounds = 5\n")
@@ -280,5 +282,6 @@ def test_a_new_job_on_digits_corrects_drift_and_a_file_means_what_it_did(tmp_pat
         load(environment={}),
         load(tmp_path / "peer.toml", environment={}, new_job=True),
         load(environment={}, overrides=["training.task=mnist"], new_job=True),
+        load(environment={}, overrides=["training.task=loop"]),
     ):
         assert (old.algorithm.drift_correction, old.compressor.fraction) == (0.0, 0.02)

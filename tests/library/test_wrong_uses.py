@@ -478,7 +478,7 @@ def test_resuming_with_other_things(kit: Path) -> None:
 
 def test_commands_say_that_a_script_is_to_be_started(kit: Path) -> None:
 
-    with pytest.raises(sottovoce.ConfigError, match="start that script, which joins the run with"):
+    with pytest.raises(sottovoce.ConfigError, match="name that script: sotto run SCRIPT"):
         open_peer(load(kit), kit.parent)
 
 

@@ -45,6 +45,7 @@ VALUES: Mapping[str, object] = {
     "precision.json": PrecisionChoice("int8", {"float32": 0.002, "int8": 0.001}),
     "secret.json": (bytes(range(32)), {"noise_multiplier": 1.5}),
     "progress.json": KeptProgress(era=2, signed={1: b"said"}),
+    "rounds.json": 40,
     "rates.json": KeptRates(0.25, 0.01, float32_weight_gradients=True, normal_class_order=False),
     "statements": 1 << 50,
     "usage.json": Usage("2026-11-23", 5, 70),

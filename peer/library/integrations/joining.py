@@ -10,8 +10,8 @@ from typing import TypedDict, Unpack
 from torch import nn
 
 from peer.errors import UsageError
-from peer.library.background import place
 from peer.library.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
+from peer.library.here import place
 from peer.library.kept_state import Keepable
 from peer.library.peer import Measure, Peer, join
 from peer.library.place import Place
@@ -22,6 +22,7 @@ log = logging.getLogger("sotto")
 class JoinOptions(TypedDict, total=False):
     """Further arguments of `sottovoce.join`."""
 
+    steps: int | None
     private: Sequence[str]
     meaning: Mapping[str, Sequence[str]]
     outer_momentum: float
@@ -40,7 +41,7 @@ class JoiningCallback:
 
     def __init__(
         self,
-        config: str | os.PathLike[str] | Place,
+        config: str | os.PathLike[str] | Place | None = None,
         *,
         every: int,
         keep: Sequence[Keepable] = (),
@@ -49,7 +50,7 @@ class JoiningCallback:
         """Take the arguments of `sottovoce.join`, without the model. Optimizers and learning-rate schedulers of the
         trainer are kept in any case."""
         # Frameworks change the working directory, and begin to train much later.
-        self._config = place(config) if isinstance(config, (str, os.PathLike)) else config
+        self._config = config if isinstance(config, Place) else place(config)
         self._every, self._keep, self._options = every, keep, options
         self._peer: Peer | None = None
         self._is_in = False

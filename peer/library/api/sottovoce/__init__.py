@@ -3,23 +3,26 @@
 ```python
 import sottovoce
 
-with sottovoce.join(model, "peer-0/peer.toml", every=30, keep=[optimizer, scheduler]) as peer:
+with sottovoce.join(model, every=30, steps=9000, keep=[optimizer, scheduler]) as peer:
     for batch in peer.until_done(loader):
         loss_of(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
         peer.step()  # every 30th call exchanges and mixes
-    peer.save("model.safetensors")
+    peer.save(f"{peer.name}.safetensors")
 ```
+
+`sotto up SCRIPT --peers 3` runs such a script with three peers on this machine, `sotto run SCRIPT` as one device.
 
 The names in `__all__` are public. Everything in the package `peer` is private and may change with any release.
 """
 
 from peer.errors import ConfigError, SottoError, StateError, UsageError
-from peer.library.background import place
 from peer.library.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
+from peer.library.here import place
 from peer.library.peer import Peer, join
 from peer.library.place import Place
+from peer.library.shares import local
 from peer.library.simulation import Simulation, simulate
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "StateError",
     "UsageError",
     "join",
+    "local",
     "place",
     "simulate",
 ]
