@@ -118,7 +118,7 @@ class Releases:
             return []  # They are of no use any more.
         if self._peer not in self._notes:
             self._say()
-        fresh = {each for each in self._notes if each == self._peer or self._protocol(each) > OLDEST} - {peer}
+        fresh = {each for each in self._notes if each == self._peer or self._is_fresh(each)} - {peer}
         return [self._notes[subject] for subject in sorted(fresh)]
 
     def heard(self, source: int, note: bytes) -> None:
@@ -156,8 +156,11 @@ class Releases:
         linked = self._neighbors.transport.protocol(peer)
         if linked is not None:
             return linked
+        return self._known[peer].protocol if self._is_fresh(peer) else OLDEST
+
+    def _is_fresh(self, peer: int) -> bool:
         known = self._known.get(peer)
-        return OLDEST if known is None or self._now() > known.at + _COUNTS_FOR_S else known.protocol
+        return known is not None and self._now() <= known.at + _COUNTS_FOR_S
 
     def _software_of(self, peer: int) -> str | None:
         linked, known = self._neighbors.transport.software(peer), self._known.get(peer)
