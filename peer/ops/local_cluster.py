@@ -462,6 +462,16 @@ class Cluster:
         self.central.flush()
 
 
+def _save_average(directory: Path) -> None:
+    """Write the average of the models that scripts ended with; without one, say how to get it."""
+    from peer.ops.export import export_model
+
+    try:
+        export_model(directory, directory / "model.safetensors")
+    except SottoError as error:
+        log.warning("no averaged model was written: %s", error)
+
+
 def up(
     config: Config,
     base: Path,
@@ -561,7 +571,9 @@ def up(
             states = cluster.final_states()
             cluster.evaluate(config.run.rounds, states)
             summary.parameters = states[0][0].size
-            if cluster.trainer is not None:
+            if cluster.trainer is None:
+                _save_average(directory)
+            else:
                 with writing("model.safetensors"):
                     cluster.trainer.save_model(average(states), directory / "model.safetensors", averaged=True)
         summary.ended, summary.seconds = ended, time.monotonic() - started

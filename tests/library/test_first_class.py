@@ -103,6 +103,9 @@ def test_a_killed_run_goes_on_and_comes_to_what_the_simulation_does(script: Path
     assert (summary["ended"], summary["rounds"], summary["completed_rounds"]) == ("completed", 80, 80)
     assert (summary["parameters"], summary["num_peers"]) == (58, 3)
     assert load(folder / "runs" / "own" / "config.toml", environment={}).run.rounds == 80
+    assert load_file(folder / "runs" / "own" / "model.safetensors").keys() == {
+        f"{layer}.{what}" for layer in (0, 2) for what in ("weight", "bias")
+    }
     begun = [line for line in (peers / "peer-0" / "log.txt").read_text().splitlines() if " begins at " in line]
     assert len(begun) == 2
     assert begun[1] != begun[0]
