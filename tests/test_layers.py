@@ -59,7 +59,7 @@ ROOMS: dict[str, set[str]] = {
         "protocol", "rate_limits", "records", "run", "state", "terminal", "train", "wire",
     },
     "library": {
-        "compress", "config", "daemon", "errors", "gossip", "node", "protocol", "records", "run", "simulate",
+        "compress", "config", "daemon", "errors", "files", "gossip", "node", "protocol", "records", "run", "simulate",
         "state", "terminal", "train", "wire",
     },
     "ops": {

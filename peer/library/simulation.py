@@ -25,6 +25,7 @@ import torch
 from peer.config.options import Config, PeerAddress, load
 from peer.config.writer import write_resolved
 from peer.errors import ConfigError, TaskError, UsageError
+from peer.files import open_own
 from peer.library.background import Messenger
 from peer.library.here import SIMULATED
 from peer.library.loop_steps import LoopSteps
@@ -144,7 +145,8 @@ def simulate_programs(
         stack.callback(metrics.close)
         scripts = []
         for index, each in enumerate(config.peers):
-            output = stack.enter_context((logs / f"{each.name}.txt").open("w", encoding="utf-8", buffering=1))
+            file = open_own(logs / f"{each.name}.txt", os.O_WRONLY | os.O_CREAT)
+            output = stack.enter_context(os.fdopen(file, "w", encoding="utf-8", buffering=1))
             program = script.program(each.name, output)
             scripts.append(_Script(partial(_as_program, program), config, base / script.name, index, program.is_main))
         stack.enter_context(_begun(scripts))

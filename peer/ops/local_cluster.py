@@ -37,6 +37,7 @@ from peer.errors import (
 )
 from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster
+from peer.ops.export import export_model
 from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
 from peer.ops.resize import Lineup, add_peers
 from peer.ops.rollback import newest_common_round, put_back
@@ -464,8 +465,6 @@ class Cluster:
 
 def _save_average(directory: Path) -> None:
     """Write the average of the models that scripts ended with; without one, say how to get it."""
-    from peer.ops.export import export_model
-
     try:
         export_model(directory, directory / "model.safetensors")
     except SottoError as error:

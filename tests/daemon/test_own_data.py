@@ -107,7 +107,7 @@ def test_every_device_trains_on_all_of_its_own(tmp_path: Path) -> None:
         assert min(own.accuracy, other.accuracy) > 0.8
     exported = export_model(tmp_path, tmp_path / "average.safetensors")
     assert exported.peers == (0, 1)
-    with pytest.raises(ConfigError, match=r"data\.partition: the average needs statistics of norms.*--peer"):
+    with pytest.raises(ConfigError, match=r"data\.partition: statistics and ranges of the average .*--peer"):
         export_model(tmp_path, tmp_path / "average.int8.safetensors", int8=True)
 
 
