@@ -108,7 +108,7 @@ class Threshold:
         *("simulate", "--peers", "3", "--no-save", "--no-live", "--no-baseline", "--set", "run.rounds=2"),
         *("--set", "compressor.kind=threshold", "--set", "compressor.threshold=0.2"),
     ),
-    "less",
+    "quant-sgp, threshold",
     ("tests/compress/test_build.py", "tests/config/test_options.py", LISTS),
 )
 

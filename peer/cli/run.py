@@ -6,16 +6,13 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from peer.cli.app import SottoCommand, raise_log_level
 from peer.cli.options import DEFAULT_FILE, config_option, load_peer, script_options, set_option
+from peer.library.script import Script, log_failure, named_script
 from peer.train.startup import complete_torch, quick_imports
-
-if TYPE_CHECKING:
-    from peer.library.script import Script
 
 
 @click.command(cls=SottoCommand)
@@ -44,8 +41,6 @@ def run(
       sotto run train.py -- --lr 0.1 --out {peer}.safetensors
       SOTTO_PEER__LISTEN=0.0.0.0:7800 sotto run -v
     """
-    from peer.library.script import named_script
-
     raise_log_level()
     config, base = load_peer(config_file, settings)
     # The code of a task may change the working directory.
@@ -68,7 +63,6 @@ def _run_script(script: Script, peer: str, file: Path, settings: tuple[str, ...]
     from peer.config.options import ENVIRONMENT_PREFIX
     from peer.errors import TaskError, UsageError
     from peer.library.here import DEALS, FILE
-    from peer.library.script import log_failure
     from peer.train.own_task import UserCode
 
     os.environ[FILE] = str(file)

@@ -28,10 +28,10 @@ from peer.cli.training_run import (
     with_live_page,
 )
 from peer.errors import ConfigError
+from peer.library.script import Script, log_failure, named_script
 
 if TYPE_CHECKING:
     from peer.config.options import Config
-    from peer.library.script import Script
     from peer.state.metrics import Summary
 
 
@@ -121,8 +121,6 @@ def simulate(
       sotto simulate --peers 1000 --stacked --workers 4
       sotto simulate train.py --peers 3 -- --lr 0.1
     """
-    from peer.library.script import named_script
-
     script = named_script(words, module)
     if script is not None and (stacked or workers > 1):
         option = "--stacked" if stacked else "--workers"
@@ -171,7 +169,6 @@ def _simulate_script(config: Config, base: Path, script: Script, **options: Any)
     """Simulate a script; return the summary of the run. Raises TaskError for an error of the script, whose traceback it
     has logged."""
     from peer.errors import TaskError
-    from peer.library.script import log_failure
     from peer.library.simulation import simulate_programs
 
     try:

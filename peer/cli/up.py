@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -34,11 +33,9 @@ from peer.cli.training_run import (
 )
 from peer.errors import INTERRUPTED, ConfigError, StateError
 from peer.files import write_whole
+from peer.library.script import Script, named_script
 from peer.terminal import command
 from peer.train.startup import quick_imports
-
-if TYPE_CHECKING:
-    from peer.library.script import Script
 
 _SCRIPT = "script.json"
 """File of a run's folder that says which script it runs."""
@@ -46,12 +43,11 @@ _SCRIPT = "script.json"
 
 @dataclass(frozen=True)
 class _Call:
-    """Content of that file: fields of a `Script`, and the folder that it was started from."""
+    """Content of that file."""
 
-    name: str
-    is_module: bool
-    arguments: tuple[str, ...]
+    script: Script
     folder: str
+    """In which it was started."""
 
 
 @click.command(cls=SottoCommand)
@@ -104,8 +100,6 @@ def up(
       sotto up --resume slower --peers 10
       sotto up --no-live --json > summary.json
     """
-    from peer.library.script import named_script
-
     script = named_script(words, module)
     if resume is not None:
         directory = find_run_to_resume(runs_dir, resume)
@@ -196,14 +190,13 @@ def say_how_to_resume(directory: Path, runs_dir: Path) -> None:
 
 def record_script(script: Script, directory: Path) -> None:
     """Write into the folder of a run which script it runs, and from where."""
-    call = _Call(script.name, script.is_module, script.arguments, os.getcwd())
+    call = _Call(script, os.getcwd())
     write_whole(directory / _SCRIPT, json.dumps(asdict(call), indent=2) + "\n")
 
 
 def recorded_script(directory: Path) -> tuple[Script | None, Path]:
     """Return the script of a run, if it has one, and the folder that it was started from. Raises StateError for a file
     that `record_script` did not write, and ConfigError where that folder is gone."""
-    from peer.library.script import Script
     from peer.state.foreign_files import read_as
 
     file = directory / _SCRIPT
@@ -212,7 +205,7 @@ def recorded_script(directory: Path) -> tuple[Script | None, Path]:
     call = read_as(_Call, file)
     if not Path(call.folder).is_dir():
         raise ConfigError("the folder that this run was started from is gone", key="--resume", value=call.folder)
-    return Script(call.name, call.is_module, call.arguments), Path(call.folder)
+    return call.script, Path(call.folder)
 
 
 def find_run_to_resume(runs_dir: Path, name: str) -> Path:

@@ -17,12 +17,13 @@ import numpy as np
 
 from peer.config.options import OWN_LOOP, Config
 from peer.config.options import check as checked
-from peer.errors import DivergenceError, UsageError
+from peer.errors import UsageError
 from peer.library.background import place_of
 from peer.library.events import RoundDone
 from peer.library.loop_steps import LoopSteps
 from peer.library.meeting import End, Finish, Meeting
 from peer.library.place import Host, Place
+from peer.node.divergence_guard import require_finite_loss
 from peer.node.local_steps import StepAbandoned
 
 log = logging.getLogger("sotto")
@@ -125,8 +126,8 @@ class Alone(Host):
             for t in range(self._config.run.rounds):
                 rate = self._steps.rate(t)
                 step = self._steps.gradient(z, t, rate, rate)
-                if step.loss is not None and not np.isfinite(step.loss):
-                    raise DivergenceError(f"the loss of round {t} is {step.loss}")
+                if step.loss is not None:
+                    require_finite_loss(t, step.loss)
                 z = z - np.float32(rate) * step.gradient
                 self._meeting.tell(
                     RoundDone(

@@ -41,7 +41,7 @@ from peer.ops.export import export_model
 from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
 from peer.ops.resize import Lineup, add_peers
 from peer.ops.rollback import newest_common_round, put_back
-from peer.ops.standing import has_left, told_rounds
+from peer.ops.standing import has_left, with_length
 from peer.records import PeerProgress, Progress
 from peer.run.plan import refuse_errors, refuse_own_data, validate_config
 from peer.run.setup import RunSetup
@@ -405,9 +405,9 @@ class Cluster:
 
     def _learn_length(self, index: int) -> None:
         """Learn from a peer how many rounds there are, if its script has said so."""
-        if (rounds := told_rounds(self.state_folders[index])) is not None:
-            self.rounds, run = rounds, self.config.run.model_copy(update={"rounds": rounds})
-            self.config = self.config.model_copy(update={"run": run})
+        config = with_length(self.config, self.peer_files[index].parent)
+        if config is not self.config:
+            self.config, self.rounds = config, config.run.rounds
             write_resolved(self.config, self.directory / "config.toml", self._base)
 
     def _evaluate_new_models(self) -> None:
@@ -464,7 +464,7 @@ class Cluster:
 
 
 def _save_average(directory: Path) -> None:
-    """Write the average of the models that scripts ended with; without one, say how to get it."""
+    """Write the average of the models that scripts ended with; where there is none, say why."""
     try:
         export_model(directory, directory / "model.safetensors")
     except SottoError as error:

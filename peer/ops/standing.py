@@ -56,14 +56,9 @@ class Standing:
         return f"{what[self.state]}, says {self.told_by}"
 
 
-def told_rounds(state: Path) -> int | None:
-    """Return how many rounds the run has, as a training script told a state folder; None if none did."""
-    return RUN_LENGTH.read(RealDisk(state))
-
-
 def with_length(config: Config, base: Path) -> Config:
-    """Return the configuration of a peer with the rounds of its run, where a training script decides on them."""
-    rounds = told_rounds(base / config.state.directory)
+    """Return the configuration of a peer with the rounds of its run, where a training script has decided on them."""
+    rounds = RUN_LENGTH.read(RealDisk(base / config.state.directory))
     if rounds is None:
         return config
     return config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})

@@ -23,6 +23,7 @@ from peer.compress.layout import Layout
 from peer.errors import ConfigError, StateError
 from peer.library.parameters import kept_beside as kept_by_script
 from peer.records import ModelForm
+from peer.run.summary import average
 from peer.state.checkpoints import Checkpoint
 from peer.state.disk import RealDisk
 from peer.state.kept_file import FROZEN_FILE, MODEL_FORM
@@ -91,11 +92,7 @@ def averaged(models: Sequence[PeerModel], statistics: str | None) -> tuple[npt.N
     names = [model.name for model in models]
     if statistics not in (None, MEAN, *names):
         raise ConfigError("no such peer here", key="--statistics", value=statistics, valid=f"mean, {', '.join(names)}")
-    total, weight = np.zeros(first.x.size), 0.0
-    for model in models:
-        total += model.x
-        weight += model.u
-    z = (total / weight).astype(np.float32)
+    z = average([(model.x, model.u) for model in models])
     if len(models) == 1 or statistics in names:
         chosen = first if statistics in (None, MEAN) else models[names.index(statistics)]
         return z, {**chosen.frozen, **_typed(chosen)}, chosen.name
