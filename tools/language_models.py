@@ -70,7 +70,8 @@ TRAINED = 4_800 * CONTEXT * SEQUENCES
 TUNING_SEED = 9
 STEPS = {16: 2_000, 64: 4_800}
 """Length of a run by the local steps between two rounds."""
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+RATES = {False: (0.7e-3, 1.4e-3, 2.8e-3, 5.6e-3), True: (4e-3, 8e-3, 16e-3, 32e-3)}
+"""Inner rates with AdamW and with Muon."""
 
 
 # -- the corpus --------------------------------------------------------------------------------------------------------
@@ -186,11 +187,19 @@ class Models:
             start = stop
 
     def losses(self, tokens: Tensor) -> Tensor:
-        """Return each model's mean loss, nats a byte, float32[models]; tokens int64[models, sequences, CONTEXT + 1]."""
+        """Return each model's mean loss, nats a byte, float32[models]; tokens int64[models, sequences, CONTEXT + 1].
+
+        On a GPU, products are computed in bfloat16.
+        """
+        with torch.autocast(self.values.device.type, torch.bfloat16, enabled=self.values.is_cuda, cache_enabled=False):
+            return self._losses(tokens)
+
+    def _losses(self, tokens: Tensor) -> Tensor:
         models, sequences = tokens.shape[:2]
         width, layer = self.shape.width, self.layers
         flat = tokens[:, :, :-1].reshape(models, -1)
-        x = torch.bmm(functional.one_hot(flat, VOCABULARY).to(self.values.dtype), layer["tokens"])
+        one_hot = flat[:, :, None] == torch.arange(VOCABULARY, device=flat.device)
+        x = torch.bmm(one_hot.to(self.values.dtype), layer["tokens"]).float()
         x = (x.view(models, sequences, CONTEXT, width) + layer["positions"][:, None]).view(models, -1, width)
         heads = max(width // 32, 1)
         for index in range(self.shape.layers):
@@ -322,7 +331,7 @@ def compressed(x: Tensor, fractions: Tensor, bits: int) -> Tensor:
     chunks = x.view(*x.shape[:2], -1, CHUNK)
     magnitudes = chunks.abs()
     places = (fractions * CHUNK).round().long().view(-1, 1, 1, 1).expand(*chunks.shape[:3], 1) - 1
-    threshold = magnitudes.sort(dim=-1, descending=True).values.gather(-1, places)
+    threshold = magnitudes.topk(int(places.max()) + 1).values.gather(-1, places)
     is_kept = magnitudes >= threshold.clamp_min(1e-30)
     kept = magnitudes * is_kept
 
@@ -427,6 +436,27 @@ class Sparse(Outer):
         return (peers - 1) * sparse_bits(settings["fraction"], 2)
 
 
+class Shared(Sparse):
+    """A reduction in which each peer owns a part: sparse to the owner, and sparse from it, with a memory at both ends.
+
+    The form of 1-bit Adam's reduction (arXiv 2102.02888), on displacements.
+    """
+
+    def __init__(self, x: Tensor, settings: Mapping[str, Tensor]) -> None:
+        super().__init__(x, settings)
+        self._left = torch.zeros_like(self.anchor)
+
+    def heard(self, displacements: Tensor) -> Tensor:
+        self._left += super().heard(displacements).mean(1, keepdim=True)
+        told = compressed(self._left, self.settings["fraction"].flatten(), 2)
+        self._left -= told
+        return told
+
+    @classmethod
+    def bits(cls, peers: int, settings: Mapping[str, float]) -> float:
+        return 2 * (peers - 1) / peers * sparse_bits(settings["fraction"], 2)
+
+
 class Pairs(Exchange):
     """NoLoCo (arXiv 2506.10911): in each round a random partner, momentum, and a pull towards the partner's model."""
 
@@ -461,7 +491,7 @@ class Replicas(Exchange):
     """
 
     HOPS: tuple[int, ...] = (1, 2, 4)
-    BITS = 4
+    BITS = 2
 
     def __init__(self, x: Tensor, settings: Mapping[str, Tensor]) -> None:
         super().__init__(x, settings)
@@ -481,12 +511,9 @@ class Replicas(Exchange):
         return len(cls.HOPS) * sparse_bits(settings["fraction"], cls.BITS)
 
 
-class Replicas2(Replicas):
-    BITS = 2
-
-
 class RingReplicas(Replicas):
     HOPS = (1,)
+    BITS = 4
 
 
 # -- contenders --------------------------------------------------------------------------------------------------------
@@ -501,53 +528,46 @@ class Contender:
     is_muon: bool = False
 
 
-_DILOCO = {"momentum": 0.9, "rate": 0.7}
+_DILOCO = {"momentum": 0.8, "rate": 0.7}
 _OUTER = (
     {"momentum": 0.5, "rate": 1.0},
-    {"momentum": 0.9, "rate": 0.4},
+    {"momentum": 0.9, "rate": 0.5},
     {"momentum": 0.7, "rate": 0.7},
-    {"momentum": 0.0, "rate": 1.3},
+    {"momentum": 0.9, "rate": 0.8},
 )
-_SPARSE = {"momentum": 0.0, "rate": 1.0, "decay": 0.95, "fraction": 1 / 64}
-_SPARSES = ({"rate": 0.7}, {"rate": 1.5}, {"decay": 0.9}, {"decay": 1.0})
-_REPLICAS = {"momentum": 0.0, "outer": 1.0, "averaging": 0.5, "fraction": 0.038}
-_AVERAGING = ({"averaging": 0.25}, {"averaging": 0.8})
+_SPARSE = {"momentum": 0.0, "rate": 1.5, "decay": 0.95, "fraction": 1 / 64}
+_SPARSES = ({"rate": 1.0}, {"rate": 2.2}, {"decay": 0.9}, {"decay": 1.0})
+_MOMENTUM = {"momentum": 0.8, "rate": 0.7}
+_MOMENTA = ({"rate": 0.5}, {"rate": 1.0}, {"momentum": 0.6}, {"momentum": 0.9})
+_SHARED = _SPARSE | _MOMENTUM | {"fraction": 0.1, "decay": 1.0}
+_SHARES = ({"rate": 0.5}, {"momentum": 0.6}, {"momentum": 0.5, "rate": 1.0}, {"decay": 0.95})
+_RING = {"momentum": 0.0, "outer": 1.0, "averaging": 0.8, "fraction": 0.14}
+_RINGS = ({"averaging": 0.6}, {"fraction": 0.09}, {"outer": 1.5}, {"momentum": 0.5, "outer": 0.8})
+_REPLICAS = {"momentum": 0.0, "outer": 1.0, "averaging": 0.25, "fraction": 0.05}
+_AVERAGING = ({"averaging": 0.15}, {"averaging": 0.4}, {"fraction": 0.035}, {"outer": 1.5})
 
 CONTENDERS = {
     "ddp": Contender(Synchronous),
-    "alone": Contender(Exchange),
     "mean": Contender(Mean),
     "diloco": Contender(Outer, _DILOCO, _OUTER),
     "diloco-8": Contender(Outer8, _DILOCO, _OUTER),
     "sparseloco": Contender(Sparse, _SPARSE, _SPARSES),
-    "sparseloco-nesterov": Contender(
-        Sparse,
-        _SPARSE | {"momentum": 0.5, "rate": 0.7},
-        ({"rate": 0.5}, {"rate": 1.0}, {"momentum": 0.3}, {"momentum": 0.8}),
-    ),
+    "sparseloco-nesterov": Contender(Sparse, _SPARSE | _MOMENTUM, _MOMENTA),
+    "shared": Contender(Shared, _SHARED, _SHARES),
     "noloco": Contender(
         Pairs,
-        {"momentum": 0.5, "rate": 0.7, "pull": 0.9},
-        ({"momentum": 0.0, "rate": 1.0}, {"rate": 0.5}, {"pull": 0.6}, {"pull": 1.2}),
+        {"momentum": 0.5, "rate": 0.7, "pull": 0.6},
+        ({"momentum": 0.7, "rate": 0.7}, {"rate": 1.0}, {"pull": 0.4}, {"pull": 0.9}),
     ),
-    "quant-sgp": Contender(Replicas, _REPLICAS, (*_AVERAGING, {"fraction": 0.02}, {"fraction": 0.028})),
-    "quant-sgp-2": Contender(
-        Replicas2, _REPLICAS | {"fraction": 0.05}, (*_AVERAGING, {"fraction": 0.025}, {"fraction": 0.035})
-    ),
-    "quant-sgp-ring": Contender(
-        RingReplicas, _REPLICAS | {"fraction": 0.14}, (*_AVERAGING, {"fraction": 0.05}, {"fraction": 0.09})
-    ),
-    "quant-sgp-outer": Contender(
-        Replicas2,
-        _REPLICAS | {"fraction": 0.05},
-        ({"outer": 0.7}, {"outer": 1.4}, {"momentum": 0.3, "outer": 0.7}, {"momentum": 0.6, "outer": 0.4}),
-    ),
+    "quant-sgp": Contender(Replicas, _REPLICAS, _AVERAGING),
+    "quant-sgp-ring": Contender(RingReplicas, _RING, _RINGS),
+    "muon-ddp": Contender(Synchronous, is_muon=True),
     "muon-mean": Contender(Mean, is_muon=True),
     "muon-diloco": Contender(Outer, _DILOCO, _OUTER, is_muon=True),
-    "muon-sparseloco": Contender(Sparse, _SPARSE, _SPARSES, is_muon=True),
-    "muon-quant-sgp": Contender(
-        Replicas2, _REPLICAS | {"fraction": 0.05}, (*_AVERAGING, {"fraction": 0.025}, {"fraction": 0.035}), is_muon=True
-    ),
+    "muon-diloco-8": Contender(Outer8, _DILOCO, _OUTER, is_muon=True),
+    "muon-sparseloco": Contender(Sparse, _SPARSE | _MOMENTUM, _MOMENTA, is_muon=True),
+    "muon-shared": Contender(Shared, _SHARED, _SHARES, is_muon=True),
+    "muon-quant-sgp-ring": Contender(RingReplicas, _RING, _RINGS, is_muon=True),
 }
 
 
@@ -651,11 +671,11 @@ def run_trials(
 
 @torch.no_grad()
 def held_losses(models: Models, corpus: Corpus, is_brief: bool) -> Tensor:
-    """Return nats a byte of each model on each domain, float32[models, peers]; briefly on an eighth of the text."""
+    """Return nats a byte of each model on each domain, float32[models, peers]; briefly on a part of the text."""
     count, together = len(models.values), 8
     losses = []
     for windows in corpus.held:
-        parts = windows[: len(windows) // 8 if is_brief else None].split(together)
+        parts = windows[: len(windows) // 16 if is_brief else None].split(together)
         sums = [models.losses(part.long().expand(count, *part.shape)) * len(part) for part in parts]
         losses.append(torch.stack(sums).sum(0) / sum(map(len, parts)))
     return torch.stack(losses, 1)
@@ -694,8 +714,8 @@ def screen(options: argparse.Namespace) -> None:
         own = {each: row["worst"] for each, row in rows.items() if each.contender == name}
         return min(own, key=lambda each: own[each] if math.isfinite(own[each]) else math.inf)
 
-    half = length // 2
-    tuned = rows_of((trial(name, rate, half) for name in names for rate in RATES), True)
+    half = length // 2 // options.every * options.every
+    tuned = rows_of((trial(name, rate, half) for name in names for rate in RATES[CONTENDERS[name].is_muon]), True)
     further = [
         replace(best(tuned, name), settings=tuple(sorted((dict(CONTENDERS[name].settings) | dict(settings)).items())))
         for name in names
