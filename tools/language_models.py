@@ -120,15 +120,16 @@ def write_corpus(folder: Path) -> None:
         for part in parts:
             is_held = sum(len(each) for each in held) < HELD + 1
             (held if is_held else trained).append(part)
-        for suffix, documents, size in (("held", held, HELD + 1), ("train", trained, TRAINED + 1)):
+        for suffix, documents, least in (("held", held, HELD + 1), ("train", trained, TRAINED + 1)):
             content = b"\n\n".join(documents)
-            if len(content) < size:
+            if len(content) < least:
                 raise SystemExit(
-                    f"{name}: {len(content):,} bytes of {size:,} for {suffix}: "
+                    f"{name}: {len(content):,} bytes of {least:,} for {suffix}: "
                     f"apt-get install {' '.join(domain.packages) or 'some more packages'}"
                 )
-            (folder / f"{name}.{suffix}").write_bytes(content[:size])
-        print(f"{name:14} {len(parts):6} documents, {sum(map(len, parts)):12,} bytes", flush=True)
+            (folder / f"{name}.{suffix}").write_bytes(content[:least])
+        size = sum(map(len, parts))
+        print(f"{name:14} {len(parts):6} documents, {size:12,} bytes, {domain.licence}", flush=True)
 
 
 # -- the models --------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def loss_of_one(values: dict[str, Tensor], tokens: Tensor) -> float:
     hidden = torch.ones(CONTEXT, CONTEXT).tril() == 0
     for layer in range(SHAPE.layers):
         y = functional.layer_norm(x, (32,), *values[f"{layer}.norm1"])
-        query, key, value = (y @ values[f"{layer}.qkv"] + values[f"{layer}.qkv bias"]).split(32, -1)
+        query, key, value = (y @ values[f"{layer}.qkv"] + values[f"{layer}.qkv bias"]).chunk(3, -1)
         weights = (query @ key.mT / math.sqrt(32)).masked_fill(hidden, -math.inf).softmax(-1)
         x = x + weights @ value @ values[f"{layer}.out"] + values[f"{layer}.out bias"]
         y = functional.layer_norm(x, (32,), *values[f"{layer}.norm2"])
