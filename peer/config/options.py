@@ -281,7 +281,8 @@ class TrainingOptions(Section):
     weight_decay: NonNegative = 0.0
     """λ, the weight-decay coefficient."""
     only: tuple[str, ...] = ()
-    """Train and send only parameters whose names match one of these patterns ("head.*"). Empty: all parameters."""
+    """Train and send only parameters whose names, or whose modules' names, match one of these patterns ("head").
+    Empty: all parameters."""
     warm_start: str | None = None
     """safetensors file with the initial weights (path relative to this file)."""
     label_adjustment: Literal["auto"] | bool = "auto"

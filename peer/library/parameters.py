@@ -6,7 +6,6 @@ device, and the very tensors that the optimizer holds.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from peer.library.kept_state import unpack
 from peer.node.checkpoint_arrays import Arrays, group
 from peer.records import ModelForm
 from peer.train.model_file import model_parts, start_model
-from peer.train.moving import Fingerprint, FrozenParameters, fingerprint, is_expanded, set_buffer_
+from peer.train.moving import Fingerprint, FrozenParameters, fingerprint, is_expanded, matching, set_buffer_
 from peer.wire.start_model import StartModel
 
 Vector = npt.NDArray[np.float32]
@@ -250,14 +249,15 @@ def _trains(module: object) -> bool:
 
 
 def _private(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
-    """Return the parameters whose names match a pattern. Raises UsageError for one that matches none."""
+    """Return the parameters that patterns name. Raises UsageError for a pattern that matches none."""
     if isinstance(patterns, str) or not all(isinstance(each, str) for each in patterns):
         raise UsageError(f"private is {patterns!r}; give a list of names or patterns, such as private=['head.*']")
-    named = dict(model.named_parameters())
+    named, found = dict(model.named_parameters()), set[str]()
     for pattern in patterns:
-        if not fnmatch.filter(named, pattern):
+        if not (names := matching(named, pattern)):
             raise UsageError(f"private: {pattern!r} matches no parameter of the model, which has {', '.join(named)}")
-    return {name: each for name, each in named.items() if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
+        found.update(names)
+    return {name: each for name, each in named.items() if name in found}
 
 
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -11,7 +11,6 @@ It knows neither peers nor messages nor disk, except to read `warm_start` and to
 
 from __future__ import annotations
 
-import fnmatch
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +35,7 @@ from peer.train.learning_rate import learning_rates
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import load_model_, model_parts, not_in_files, save_model, start_model, state_tensors
 from peer.train.momentum import Momentum
-from peer.train.moving import FrozenParameters, buffers_kept, frozen_kept, set_buffer_
+from peer.train.moving import FrozenParameters, buffers_kept, frozen_kept, matching, set_buffer_
 from peer.train.own_task import OwnTask, errors_of, inner_task
 from peer.train.precision import make_model, precision_of
 from peer.train.private_step import ClippedSum, GaussianMechanism, check_options, noised_mean, sampling_rate
@@ -496,12 +495,14 @@ def trained_parameters(model: torch.nn.Module, only: tuple[str, ...]) -> dict[st
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.numel()]
     if not names:
         raise DataError("the model has no trainable parameters")
+    chosen = set() if only else set(names)
     for pattern in only:
-        if not fnmatch.filter(names, pattern):
+        if not (found := matching(names, pattern)):
             raise ConfigError("matches no parameter", key="training.only", value=pattern, valid=", ".join(names))
+        chosen.update(found)
     trained = {}
     for name, parameter in model.named_parameters():
-        if name in names and (not only or any(fnmatch.fnmatchcase(name, pattern) for pattern in only)):
+        if name in chosen:
             if parameter.dtype != torch.float32:
                 raise DataError(f"parameter {name} has type {parameter.dtype}; trained parameters must be float32")
             trained[name] = parameter

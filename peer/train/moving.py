@@ -6,8 +6,9 @@ mean teacher requires no gradient and yet changes in each step. Both are part of
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -122,3 +123,10 @@ def fingerprint(tensor: torch.Tensor) -> Fingerprint:
     bits = flat.view(kind)
     sums: list[int] = torch.stack((bits.sum(dtype=torch.int64), bits[1::3].sum(dtype=torch.int64))).tolist()
     return (*tensor.shape, *sums)
+
+
+def matching(names: Iterable[str], pattern: str) -> list[str]:
+    """Return the names that match a pattern, or, where none does, those in the modules whose names do."""
+    names = list(names)
+    found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+    return found or [name for name in names if fnmatch.fnmatchcase(name, f"{pattern}.*")]
