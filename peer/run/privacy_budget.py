@@ -7,6 +7,7 @@ from the first on, whether or not this device did it: the steps of a device that
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -82,16 +83,26 @@ def epsilon(noise_multiplier: float, sampling_rate: float, steps: int, delta: fl
 def noise_for(limit: float, sampling_rate: float, steps: int, delta: float) -> float:
     """Return the least noise multiplier, in steps of a thousandth, with which ε stays within a limit. Raises
     ConfigError if none below 1,000 does."""
-    low, high = 0, 1000
-    while epsilon(high * _STEP, sampling_rate, steps, delta) > limit:
-        low, high = high, 2 * high
+    low, high, too_much = 0, 1000, math.inf
+    while (within := epsilon(high * _STEP, sampling_rate, steps, delta)) > limit:
+        low, high, too_much = high, 2 * high, within
         if high > 1_000_000:
             raise ConfigError("is too small for so many steps", key="privacy.epsilon", value=limit)
+    tried = 0
     while low + 1 < high:
+        tried += 1
         middle = (low + high) // 2
+        # A power of the noise leads from one end to the other nearly as ε does, and spares the accountant half of what
+        # it does, for seconds. Where it does not, halves of what is left come to an end.
+        if math.isfinite(too_much) and within > 0 and tried % 4:
+            share = math.log(too_much / limit) / math.log(too_much / within)
+            middle = min(max(round(low * (high / low) ** share), low + 1), high - 1)
         # Next to no noise overflows the accountant, and is far from enough.
-        enough = middle >= 100 and epsilon(middle * _STEP, sampling_rate, steps, delta) <= limit
-        low, high = (low, middle) if enough else (middle, high)
+        spent = epsilon(middle * _STEP, sampling_rate, steps, delta) if middle >= 100 else math.inf
+        if spent <= limit:
+            high, within = middle, spent
+        else:
+            low, too_much = middle, spent
     return high * _STEP
 
 

@@ -41,9 +41,19 @@ def test_what_is_spent_grows_and_is_never_told_too_low() -> None:
     assert told[-1] == epsilon(1.2, 0.05, 200, 1e-5)
 
 
-def test_the_noise_is_the_least_that_keeps_to_the_limit() -> None:
-    noise = noise_for(3.0, 0.02, 200, 1e-5)
-    assert epsilon(noise, 0.02, 200, 1e-5) <= 3.0 < epsilon(noise - 0.001, 0.02, 200, 1e-5)
+@pytest.mark.parametrize(("limit", "rate", "steps"), [(3.0, 0.02, 200), (0.5, 0.01, 500)])
+def test_the_noise_is_the_least_that_keeps_to_the_limit(limit: float, rate: float, steps: int) -> None:
+    """Halves of what is left would have ε computed 11 and 12 times, which takes seconds."""
+    epsilon.cache_clear()
+    noise = noise_for(limit, rate, steps, 1e-5)
+    assert epsilon.cache_info().misses <= 8
+    assert epsilon(noise, rate, steps, 1e-5) <= limit < epsilon(noise - 0.001, rate, steps, 1e-5)
+
+
+def test_noise_is_found_where_next_to_nothing_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below a noise everything is spent, and above it nothing: no curve leads from one end to the other."""
+    monkeypatch.setattr("peer.run.privacy_budget.epsilon", lambda noise, *job: 1e9 if noise < 1.2345 else 1e-9)
+    assert noise_for(1.0, 0.0123, 7, 1e-5) == pytest.approx(1.235)
 
 
 def test_a_run_that_would_spend_more_is_refused_before_it_begins() -> None:
