@@ -91,10 +91,10 @@ def test_ten_kills_of_scripts_of_this_year_change_no_bit(tmp_path: Path, kind: s
     """With a moving average, a momentum encoder and a queue, a target network and a replay buffer; each of four devices
     has two workers that read its data."""
     files = write_kits(
-        tmp_path, 4, "run.rounds=120", "algorithm.name=sgp", "graph.kind=ring", "state.checkpoint_every_rounds=7"
+        tmp_path, 4, "run.rounds=70", "algorithm.name=sgp", "graph.kind=ring", "state.checkpoint_every_rounds=7"
     )
-    processes = [start("of_this_year", file, kind=kind, pause_s=0.02) for file in files]
-    kill_now_and_then("of_this_year", files, processes, kills=10, seed=SEED, kind=kind, pause_s=0.02)
+    processes = [start("of_this_year", file, kind=kind, pause_s=0.05) for file in files]
+    kill_now_and_then("of_this_year", files, processes, kills=10, seed=SEED, kind=kind, pause_s=0.05)
     real = finish(files, processes, timeout_s=600)
     assert sum(len(starts_of(file)) for file in files) == 14
     assert real == list(sottovoce.simulate(partial(scripts.of_this_year, kind=kind), files[0]).results)
