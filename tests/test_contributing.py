@@ -238,6 +238,7 @@ def test_the_page_lists_the_files_of_its_example(addition: Addition) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_what_is_added_needs_these_files_and_no_others(tmp_path: Path) -> None:
     copy = Copy(tmp_path)
     for addition in ADDITIONS:

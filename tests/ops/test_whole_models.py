@@ -38,6 +38,8 @@ from tests.library.processes import start_file
 from tests.library.scripts import write_kits
 from tests.state.folders import begin
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 TASK = '''
 import torch
 from torch import nn
