@@ -42,17 +42,17 @@ class SharedForkServer(ForkServer):
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
-    """What the peers of all tests are forked from that say no more of it."""
-    server = SharedForkServer()
-    yield server
-    server.end()
-
-
-@pytest.fixture(scope="session")
 def _warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
     with WarmPython(tmp_path_factory.mktemp("warm")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def fork_server(_warm_python: WarmPython) -> Iterator[ForkServer]:
+    """What the peers of all tests are forked from that say no more of it."""
+    server = SharedForkServer([str(_warm_python.executable), "-m", "peer.cli.fork_server"])
+    yield server
+    server.end()
 
 
 @pytest.fixture(scope="module")
