@@ -114,6 +114,7 @@ def test_a_second_signal_ends_a_peer_at_once(started: Callable[..., Cluster]) ->
     assert alone.wait(2.0) == INTERRUPTED
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_peers_end_when_the_process_that_started_them_is_gone(tmp_path: Path) -> None:
     program = (
         "import sys, time, pathlib\n"

@@ -117,8 +117,10 @@ def test_workloads_that_cannot_be_are_refused(workload: Workload, sentence: str)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_the_command_prints_every_precision():
-    """In processes of their own, as users run it."""
+    """In processes of their own, though not with the memory that each sets up before it starts (`FRUGAL`), which the
+    peak above has."""
     result = sotto("profile", "logistic", "--batch", "8", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)

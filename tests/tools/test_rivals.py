@@ -27,6 +27,7 @@ def test_places_come_back_from_gamma_codes(places: list[int]) -> None:
 @pytest.mark.parametrize(
     ("program", "package"), [("hivemind_averaging", "hivemind"), ("decentralizepy_choco", "fpzip")]
 )
+@pytest.mark.usefixtures("warm_python")
 def test_a_rival_whose_package_is_missing_says_what_to_install(program: str, package: str) -> None:
     if importlib.util.find_spec(package) is not None:
         pytest.skip(f"{package} is installed")
