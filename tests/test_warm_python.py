@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.links.namespaces import needs_links
 from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.usefixtures("warm_python")
@@ -83,6 +84,18 @@ def test_an_interrupt_reaches_a_process_in_the_background_that_takes_it_again(tm
     command = ["bash", "-c", script, sys.executable, code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["130"]
+
+
+@pytest.mark.root
+@needs_links
+def test_a_process_is_in_the_network_that_it_is_started_in() -> None:
+    code = "import os, sys; print(*map(os.readlink, sys.argv[1:]), 'torch' in sys.modules)"
+    script = 'F="/proc/self/ns/net /proc/self/ns/mnt"; echo $(readlink $F) True; "$0" -c "$1" $F'
+    command = ["unshare", "--net", "--mount", "sh", "-c", script, sys.executable, code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    expected, found = done.stdout.splitlines()
+    assert found == expected
+    assert found.split()[0] != os.readlink("/proc/self/ns/net")
 
 
 def test_it_ends_though_a_forked_process_holds_what_tells_it_to(tmp_path: Path) -> None:

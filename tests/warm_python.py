@@ -5,8 +5,8 @@ program that stands in for the interpreter: it hands its command, its open files
 server, which forks a process that does the rest; signals go there, and its exit code comes back. Modules of the
 repository, or of another release on PYTHONPATH, are imported by each process itself, as from the shell.
 
-What a forked process cannot do is left to the interpreter: other options, networks and users, preloaded libraries, and
-variables that Python reads before it begins. Tests of imports and of starts use the interpreter.
+What a forked process cannot do is left to the interpreter: other options and users, preloaded libraries, and variables
+that Python reads before it begins. Tests of imports and of starts use the interpreter.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def be_client(address: str, interpreter: str, words: list[str]) -> None:
         os.execv(interpreter, [interpreter, *words])
     numbers = [number for number in map(int, os.listdir("/proc/self/fd")) if _is_inherited(number)]
     parent = os.getppid()
+    apart = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in _namespaces_apart(_server_of(connection)[0])]
     order = {
         "words": words,
         "files": numbers,
@@ -94,11 +95,11 @@ def be_client(address: str, interpreter: str, words: list[str]) -> None:
         "ignored": [number for number in _FORWARDED if signal.getsignal(number) == signal.SIG_IGN],
         "umask": os.umask(0),
     }
-    socket.send_fds(connection, [json.dumps(order).encode()], numbers)
+    socket.send_fds(connection, [json.dumps(order).encode()], [*numbers, *apart])
     # Those too that are ignored, as by what a shell has in the background: the process may come to take them.
     for each in _FORWARDED:
         signal.signal(each, lambda number, frame: connection.send(bytes([number])) and None)
-    for number in numbers:
+    for number in (*numbers, *apart):
         os.close(number)
     while not select.select([connection], [], [], _LOOKS_FOR_PARENT_S if "SOTTO_PARENT" in os.environ else None)[0]:
         if os.getppid() != parent:
@@ -117,13 +118,25 @@ def _can_be_forked(words: list[str], connection: socket.socket) -> bool:
     if not words or (words[0].startswith("-") and words[0] not in ("-m", "-c")) or os.path.isdir(words[0]):
         return False
     early = {name for name in os.environ if name.startswith("PYTHON")} - _TAKEN_OVER
-    server, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    server, user = _server_of(connection)
     return (
         not early
         and "LD_PRELOAD" not in os.environ
         and user == os.getuid()
-        and os.readlink("/proc/self/ns/net") == os.readlink(f"/proc/{server}/ns/net")
+        and os.readlink("/proc/self/ns/user") == os.readlink(f"/proc/{server}/ns/user")
     )
+
+
+def _server_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the process and the user of the server."""
+    process, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return process, user
+
+
+def _namespaces_apart(server: int) -> list[str]:
+    """Return in which namespaces this process is and the server is not: a network comes with files of its own."""
+    kinds = ("net", "mnt")
+    return [kind for kind in kinds if os.readlink(f"/proc/self/ns/{kind}") != os.readlink(f"/proc/{server}/ns/{kind}")]
 
 
 def _is_inherited(number: int) -> bool:
@@ -230,7 +243,9 @@ def _send(client: socket.socket, said: bytes) -> None:
 def become(order: dict[str, Any], files: list[int], executable: str) -> None:
     """Be what the interpreter would be that was given this order."""
     os.setsid()
-    _take_files(dict(zip(order["files"], files, strict=True)))
+    many = len(order["files"])
+    _enter(files[many:])
+    _take_files(dict(zip(order["files"], files[:many], strict=True)))
     os.chdir(order["folder"])
     os.umask(order["umask"])
     for kind, soft, hard in order["limits"]:
@@ -291,6 +306,17 @@ def _ended(kind: str, what: str) -> int:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code & 0xFF
+
+
+def _enter(namespaces: list[int]) -> None:
+    """Go where the program is that stands in, as with `ip netns exec`."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    for file in namespaces:
+        if libc.setns(file, 0):
+            raise OSError(ctypes.get_errno(), "a forked process cannot go to the namespace of its program")
+        os.close(file)
 
 
 def _take_files(received: dict[int, int]) -> None:

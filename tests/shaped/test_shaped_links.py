@@ -22,6 +22,7 @@ _MISSING = shaped_run.missing_tools()
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
+    pytest.mark.usefixtures("warm_python"),
     pytest.mark.skipif(_MISSING is not None, reason=f"links cannot be shaped here: {_MISSING}"),
 ]
 

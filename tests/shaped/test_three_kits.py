@@ -27,6 +27,7 @@ from tests.links.namespaces import needs_links
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
+    pytest.mark.usefixtures("warm_python"),
     pytest.mark.timeout(900),
     needs_links,
 ]
