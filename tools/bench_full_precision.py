@@ -29,7 +29,7 @@ from unittest import mock
 import torch
 
 from peer.native import available
-from peer.run.summary import processor_name
+from peer.run.machine import processor_name
 from peer.train.bfloat16 import compute_in_bfloat16_
 from peer.train.full_precision import norms
 from peer.train.full_precision.evonorm import composed

@@ -377,7 +377,7 @@ def _typical(values: Sequence[float]) -> dict[str, float]:
 
 def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the conditions of the figures."""
-    from peer.run.summary import machine_facts
+    from peer.run.machine import machine_facts
 
     return {
         "commit": commit(),

@@ -34,13 +34,13 @@ def list_kinds(what: str, as_json: bool) -> None:
 
 
 def _list_models() -> list[dict[str, Any]]:
-    from peer.train.models import MODELS
+    from peer.train.listed import MODELS
 
-    return [{"name": name, "summary": info.summary} for name, info in MODELS.items()]
+    return [{"name": name, "summary": summary} for name, summary in MODELS.items()]
 
 
 def _list_tasks() -> list[dict[str, Any]]:
-    from peer.train.tasks import TASKS
+    from peer.train.listed import TASKS
 
     return [
         {

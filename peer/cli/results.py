@@ -10,7 +10,7 @@ import click
 
 from peer.cli.app import SottoCommand, print_json
 from peer.cli.options import json_option
-from peer.errors import ConfigError, SottoError
+from peer.errors import ConfigError, SottoError, StateError
 
 if TYPE_CHECKING:
     from peer.state.metrics import Summary
@@ -101,6 +101,9 @@ def export(
       sotto export kits/peer-0 kits/peer-2 --statistics peer-0
       sotto export runs/reviews --format huggingface -o reviews
     """
+    for each in sources:
+        if not each.exists():
+            raise StateError(f"{each}: no such folder")
     from peer.ops.export import Beside, export_model
 
     hub = layout == "huggingface"

@@ -14,6 +14,7 @@ from peer.errors import LinkError, SottoError
 
 if TYPE_CHECKING:
     from peer.lab.study.folder import StudyFolder
+    from peer.lab.study.plan import Study
 
 sizes_option = click.option(
     "--peers",
@@ -130,14 +131,13 @@ def run(
       sotto study run race-proxy --curves --data cifar-10-batches-bin
       sudo sotto study run mine.toml --shard 0/4 --out part-0
     """
-    from peer.lab.study.folder import StudyFolder
     from peer.lab.study.plan import find_study, read_plan
     from peer.links import network
     from peer.ops.executors import Shard
 
     plan, part = read_plan(find_study(name)), Shard.parse(shard)
     folder = folder or Path("runs") / plan.name
-    found = StudyFolder(plan, folder, packages, data)
+    found = _open(plan, folder, packages, data)
     if not only_curves and (reason := network.missing()) is not None:
         raise LinkError(f"{reason}; nothing was run")
     # Peers and namespaces are removed on the way out, as after Ctrl-C.
@@ -168,14 +168,13 @@ def report(name: str, folder: Path | None, sizes: tuple[int, ...], as_json: bool
       sotto study report moniqua
       sotto study report mine.toml --out runs/mine --peers 64 --peers 1024
     """
-    from peer.lab.study.folder import StudyFolder
     from peer.lab.study.plan import find_study, read_plan
 
     plan = read_plan(find_study(name))
     folder = folder or Path("runs") / plan.name
     if not (folder / "cells").is_dir() and not (folder / "curves").is_dir():
         raise SottoError(f"{folder} contains no cells of a study; `sotto study run {name}` measures them")
-    _write_report(StudyFolder(plan, folder), sizes, as_json)
+    _write_report(_open(plan, folder), sizes, as_json)
 
 
 @study.command(cls=SottoCommand)
@@ -194,13 +193,19 @@ def merge(name: str, folders: tuple[Path, ...], folder: Path | None, sizes: tupl
     Examples:
       sotto study merge mine.toml part-0 part-1
     """
-    from peer.lab.study.folder import StudyFolder
     from peer.lab.study.plan import find_study, read_plan
 
     plan = read_plan(find_study(name))
-    found = StudyFolder(plan, folder or Path("runs") / plan.name)
+    found = _open(plan, folder or Path("runs") / plan.name)
     found.merge(folders)
     _write_report(found, sizes, as_json)
+
+
+def _open(plan: Study, folder: Path, packages: Path | None = None, data: Path | None = None) -> StudyFolder:
+    # After the plan: this loads torch, which a file that cannot be read does not need.
+    from peer.lab.study.folder import StudyFolder
+
+    return StudyFolder(plan, folder, packages, data)
 
 
 def _write_report(found: StudyFolder, sizes: tuple[int, ...], as_json: bool) -> None:

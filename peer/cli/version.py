@@ -23,7 +23,7 @@ def version(as_json: bool) -> None:
 
     facts: dict[str, str] = {}
     if verbosity():
-        from peer.run.summary import machine_facts
+        from peer.run.machine import machine_facts
 
         facts = {key: value for key, value in machine_facts().items() if key != "sottovoce"}
     if as_json:

@@ -26,10 +26,10 @@ from peer.net.security.certificates import utc_now
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.node.disk_state import Durability
 from peer.node.local_steps import RecordedSteps
+from peer.run.machine import machine_facts
 from peer.run.plan import build_compressor, why_no_changes, why_no_rejoin
 from peer.run.privacy_budget import Budget
 from peer.run.setup import PeerTrainer, RunSetup
-from peer.run.summary import machine_facts
 from peer.state import incarnation
 from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore

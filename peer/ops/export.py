@@ -170,9 +170,6 @@ def export_model(
             )
     if beside.onnx or beside.onnx_int8:
         require_onnx()
-    for each in sources:
-        if not each.exists():
-            raise StateError(f"{each}: no such folder")
     is_whole = len(sources) == 1 and peer_index is None and statistics is None
     if is_whole and not find_checkpoints(source) and (source / "model.safetensors").exists():
         return _export_simulated(source, files, beside, int8=int8)

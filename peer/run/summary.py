@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
-import torch
 
-from peer import __version__, native
+from peer import __version__
 from peer.compress.payload import FloatArray
 from peer.config.options import Config
 from peer.config.precision_choice import FASTEST, PrecisionChoice
 from peer.gossip.error_feedback import final_rounds_for
 from peer.records import ACCURACY
+from peer.run.machine import machine_facts
 from peer.run.plan import describe_messages
 from peer.run.setup import RunSetup
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary, measured
@@ -191,27 +189,3 @@ def _by_metric(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
     names = records[0].metrics if records else ()
     known = [name for name in names if all(name in record.metrics for record in records)]
     return {name: [record.metrics[name] for record in records] for name in known}
-
-
-def machine_facts() -> dict[str, str]:
-    """Return the facts on which bit identity depends: processor, Python, numpy and torch version."""
-    return {
-        "processor": processor_name(),
-        "kernels": native.tier(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "torch": torch.__version__,
-        "sottovoce": __version__,
-    }
-
-
-def processor_name() -> str:
-    """Return the system's name for this processor."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # Not Linux: the platform module knows a shorter name.
-    return platform.processor() or platform.machine()

@@ -39,13 +39,13 @@ from peer.train.full_precision.norms import NORMS, Norm
 from peer.train.layers import FULL_PRECISION
 from peer.train.metrics import why_no_metrics
 from peer.train.models import (
-    MODELS,
     DistilBertSize,
     Quadratic,
     distilbert,
     logistic,
     mlp,
     mobilenetv2,
+    ready_models,
     resnet18,
     resnet20,
     resnet54,
@@ -65,20 +65,6 @@ OptionValue = str | int | float | bool
 
 _OF_THE_DATA = ("directory", "class_names")
 """Arguments of tasks that [data] has."""
-
-
-@dataclass(frozen=True)
-class TaskInfo:
-    """A task as the lists show it."""
-
-    make: Callable[..., Task]
-    """Its keyword arguments are the task's options; `directory` among them is where it reads its data."""
-    summary: str
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Names of `training.task_options`."""
-        return tuple(name for name in inspect.signature(self.make).parameters if name not in _OF_THE_DATA)
 
 
 _MOST_CLASSES = 20
@@ -440,10 +426,10 @@ def synthetic(
     _whole("samples", samples, 1, 2**24)
     if not model:
         return Synthetic(parameters, layers, samples, noise)
-    ready = {name: info for name, info in MODELS.items() if info.needs_nothing}
+    ready = ready_models()
     _choice("model", model, tuple(ready))
     with GENERATOR, torch.random.fork_rng(devices=[]):
-        shapes = [tuple(parameter.shape) for parameter in ready[model].make().parameters()]
+        shapes = [tuple(parameter.shape) for parameter in ready[model]().parameters()]
     return Synthetic(sum(map(math.prod, shapes)), len(shapes), samples, True, shapes)
 
 
@@ -472,21 +458,21 @@ def clusters(
     )
 
 
-TASKS: Mapping[str, TaskInfo] = {
-    "digits": TaskInfo(digits, "Handwritten digits, 8×8 pixels, which are part of the package: no download."),
-    "mnist": TaskInfo(mnist, "MNIST: handwritten digits, 28×28 pixels, from its four IDX files."),
-    "cifar10": TaskInfo(cifar10, "CIFAR-10: colour images in 10 classes, from its batches or their archive."),
-    "cifar100": TaskInfo(cifar100, "CIFAR-100: colour images in 100 classes, from its files or their archive."),
-    "imagenette": TaskInfo(imagenette, "Imagenette: photographs in 10 classes, from its folder."),
-    "image-folder": TaskInfo(image_folder, "Any folder of images, a folder for each class in train/ and val/."),
-    "ag-news": TaskInfo(ag_news, "AG News: titles and first sentences in 4 classes, from its CSV files."),
-    "sst2": TaskInfo(sst2, "SST-2: positive and negative sentences of film reviews, as SentEval or GLUE has them."),
-    "senteval-length": TaskInfo(senteval_length, "SentEval: how long a sentence is, in 6 classes."),
-    "clusters": TaskInfo(clusters, "Points around centres, any number of samples: to simulate very many peers."),
-    "synthetic": TaskInfo(
-        synthetic, "Any number of parameters and a cheap gradient: to measure everything but training."
-    ),
+TASKS: Mapping[str, Callable[..., Task]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "imagenette": imagenette,
+    "image-folder": image_folder,
+    "ag-news": ag_news,
+    "sst2": sst2,
+    "senteval-length": senteval_length,
+    "clusters": clusters,
+    "synthetic": synthetic,
 }
+"""Name → function whose keyword arguments are `training.task_options`; `directory` among them is where it reads its
+data. `peer.train.listed` says more of each."""
 
 
 def resolve_task(
@@ -547,7 +533,7 @@ def _built_in(name: str) -> Callable[..., Task]:
             value=name,
             valid=f'{", ".join(TASKS)}, or your own as "package.module:make_task"',
         )
-    return TASKS[name].make
+    return TASKS[name]
 
 
 def _import(name: str) -> Callable[..., Any]:

@@ -200,6 +200,40 @@ def test_a_wrong_configuration_is_refused_before_torch_is_loaded(command: str) -
     assert not found & {"torch", "grpc"}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "version -v",
+        "list tasks",
+        "list models",
+        "list algorithms",
+        "list compressors",
+        "list graphs",
+        "graph --peers 4",
+        "validate --peers 4",
+        "data list",
+        "shape list",
+        "study list",
+        "study run nothing",
+        "study report nothing",
+        "sweep run nothing.toml",
+        "sweep merge nothing.toml",
+        "export nothing",
+        "report nothing",
+        "compare nothing",
+        "metrics nothing -o figures.csv",
+        "track nothing --to tensorboard",
+        "watch nothing",
+        "status --run nothing",
+        "stop --run nothing",
+        "replay nothing",
+        "doctor",
+    ],
+)
+def test_what_only_prints_or_finds_nothing_loads_no_torch(words: str) -> None:
+    assert "torch" not in loaded_by(*words.split())
+
+
 def test_without_arguments_the_help_is_shown() -> None:
     result = sotto()
     assert result.exit_code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import sys
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import torch
 
 from peer.config.options import TrainingOptions
 from peer.errors import ConfigError, DataError
+from peer.train import listed
 from peer.train.local_step import Trainer
-from peer.train.models import resnet20
+from peer.train.models import MODELS, resnet20
 from peer.train.own_task import inner_task
 from peer.train.task import Task
 from peer.train.tasks import TASKS, resolve_task
@@ -55,9 +57,13 @@ def test_every_built_in_task_is_described():
         *("digits", "mnist", "cifar10", "cifar100", "imagenette", "image-folder"),
         *("ag-news", "clusters", "sst2", "senteval-length", "synthetic"),
     }
-    assert all(info.summary.endswith(".") and "\n" not in info.summary for info in TASKS.values())
-    assert TASKS["digits"].options == ("hidden",)
-    assert TASKS["cifar10"].options == ("model", "norm", "size", "augmentation", "test_images")
+    assert all(info.summary.endswith(".") and "\n" not in info.summary for info in listed.TASKS.values())
+    assert list(listed.MODELS) == list(MODELS)
+    arguments = {name: tuple(inspect.signature(make).parameters) for name, make in TASKS.items()}
+    of_the_data = ("directory", "class_names")
+    assert list(listed.TASKS) == list(TASKS)
+    for name, info in listed.TASKS.items():
+        assert info.options == tuple(each for each in arguments[name] if each not in of_the_data)
 
 
 def test_digits_are_always_dealt_alike():

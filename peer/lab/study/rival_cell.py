@@ -22,7 +22,7 @@ from peer.lab.study.rivals.worker import Orders, Result, Settings, steps_per_rou
 from peer.links.measure import measure
 from peer.links.network import INTERFACE, LinkNetwork
 from peer.links.profiles import Profile
-from peer.train.models import MODELS
+from peer.train.models import ready_models
 
 _POLL_S = 0.05
 
@@ -95,7 +95,7 @@ def run_rival(
 
 def ready_model(name: str) -> torch.nn.Module:
     """Return a listed model whose size needs no further settings. Raises ConfigError."""
-    ready = {model: info.make for model, info in MODELS.items() if info.needs_nothing}
+    ready = ready_models()
     if name not in ready:
         raise ConfigError("is not a model of known size", key="model", value=name, valid=", ".join(ready))
     return ready[name]()
