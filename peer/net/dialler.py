@@ -27,6 +27,9 @@ from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 
 _BACKOFF_FIRST_S = 0.1
 _REFUSED_PAUSE_S = 4.0
+_HEAD_START_S = 1.0
+"""Time that a neighbour, which is to dial, has when this process starts. It is short: where this peer was away, the
+neighbour may be in one of its long pauses."""
 _STABLE_S = 5.0
 """A connection that lived this long starts the back-off anew."""
 
@@ -57,20 +60,23 @@ class Dialler:
     async def keep_up(self, neighbor: Neighbor) -> None:
         """Keep up the link to a neighbour until the transport closes or the neighbour is removed.
 
-        One that is to dial this peer gets as long for that as an attempt takes, each time that there is no link. Then
-        this end dials, too: the address under which the neighbour knows it may be another one by now. If two streams
-        cross, both ends keep the same one (`Links.give_way`).
+        One that is to dial this peer gets a second for that after the start, and as long as an attempt takes each time
+        that the link goes down. Then this end dials, too: the neighbour may pause after attempts in vain, and the
+        address under which it knows this peer may be another one by now. If two streams cross, both ends keep the same
+        one (`Links.give_way`).
         """
         loop = asyncio.get_running_loop()
-        pause_s, waits = _BACKOFF_FIRST_S, not neighbor.dial
+        pause_s, wait_s = _BACKOFF_FIRST_S, 0.0 if neighbor.dial else min(_HEAD_START_S, self._dial_timeout_s)
         while not self._is_closing() and self._links.holds(neighbor):
             if self._links.connection(neighbor.index) is not None:
+                begin = loop.time()
                 await self._links.wait_down(neighbor.index)
-                waits = not neighbor.dial
+                pause_s = _BACKOFF_FIRST_S if loop.time() - begin >= _STABLE_S else pause_s
+                wait_s = 0.0 if neighbor.dial else self._dial_timeout_s
                 continue
-            if waits:
-                waits = False
-                await asyncio.sleep(self._dial_timeout_s * self._jitter.uniform(1.0, 1.5))
+            if wait_s:
+                await asyncio.sleep(wait_s * self._jitter.uniform(1.0, 1.5))
+                wait_s = 0.0
                 continue
             try:
                 connection = await self._dial(neighbor)
