@@ -24,7 +24,9 @@ and the error's `exit_code`; a traceback is only ever shown for a bug.
 from __future__ import annotations
 
 import codecs
+import difflib
 import errno
+import re
 
 from peer.foreign_text import printable
 
@@ -102,8 +104,17 @@ class ConfigError(SottoError):
         if value is not None:
             text += f" (got {value!r})"
         if valid is not None:
-            text += f"; valid: {valid}"
+            text += f"; valid: {valid}{_did_you_mean(value, key, valid)}"
         super().__init__(text)
+
+
+def _did_you_mean(value: object, key: str | None, valid: str) -> str:
+    """Return a question after the valid name that is spelt most like `value` or, without one, like the last part of an
+    unknown key; empty where none is alike."""
+    written = value if isinstance(value, str) else "" if value is not None or key is None else key.rpartition(".")[2]
+    names = [name.strip('"') for name in re.split(r", (?:or )?| or ", valid)]
+    close = difflib.get_close_matches(written, [name for name in names if re.fullmatch(r"[\w.-]+", name)], n=1)
+    return f"; did you mean {close[0]}?" if close and close[0] != written else ""
 
 
 class SecurityError(SottoError):

@@ -39,7 +39,10 @@ def read_description(kind: type[Described], path: Path) -> Described:
         if first["type"] == "missing":
             raise ConfigError("is missing", key=key, file=file) from None
         if first["type"] == "extra_forbidden":
-            raise ConfigError("unknown key", key=key, file=file) from None
+            valid = ", ".join(kind.model_fields) if len(first["loc"]) == 1 else None
+            raise ConfigError("unknown key", key=key, valid=valid, file=file) from None
         raise ConfigError(f"is not valid: {first['msg']}", key=key, value=first["input"], file=file) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read as TOML: {error}", file=file) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", file=file) from None
+    except ValueError as error:
+        raise ConfigError(f"is not valid TOML: {error}", file=file) from None

@@ -49,7 +49,10 @@ def build_compressor(config: Config) -> BoundedCompressor:
     options, spec = config.compressor, algorithm_spec(config)
     if not spec.compresses:
         return compress.build("none")
-    names = compress.options_of(options.kind) if options.kind in compress.COMPRESSORS else ()
+    if options.kind not in compress.COMPRESSORS:
+        valid = ", ".join(compress.COMPRESSORS)
+        raise ConfigError("unknown compressor", key="compressor.kind", value=options.kind, valid=valid)
+    names = compress.options_of(options.kind)
     settings = {name: value for name in names if (value := getattr(options, name)) is not None}
     if "value_bits" in settings:
         del settings["value_type"]  # The number type of values that are sent exactly.

@@ -101,6 +101,22 @@ CASES = [
     Case("index-beyond-peers", "run", ("peer.index is 4", "1 peers"), toml("[peer]\nindex = 4\n[[peers]]\nname = 'a'")),
     Case("no-peers", "run", ("peers", "[[peers]]"), toml("")),
     Case("run-name-with-slash", "validate -n 2 -s run.name=a/b", ("run.name", "'a/b'", "short name")),
+    # -- misspelt names -----------------------------------------------------------------------------------------------
+    *(
+        Case(f"misspelt-{meant}", words, (f"did you mean {meant}?",), {"grid.toml": b"contender = 1"})
+        for meant, words in (
+            ("learning_rate", "validate -n 2 -s training.learing_rate=1"),
+            ("training", "validate -n 2 -s trainin.momentum=adam"),
+            ("nesterov", "validate -n 2 -s training.momentum=nestrov"),
+            ("sgp", "validate -n 2 --algorithm sgd"),
+            ("ring", "validate -n 2 --graph rng"),
+            ("top_k", "validate -n 2 --compressor topk"),
+            ("digits", "simulate -n 2 --task digit"),
+            ("hidden", "simulate -n 2 -s training.task_options.hiden=3"),
+            ("contenders", "sweep run grid.toml"),
+            ("moniqua", "study run moniqa"),
+        )
+    ),
     # -- command line and environment ---------------------------------------------------------------------------------
     Case("override-without-value", "validate -s run.rounds", ("'run.rounds'", "section.key=value")),
     Case("override-without-section", "validate -s rounds=3", ("'rounds=3'", "section.key=value")),
