@@ -23,6 +23,8 @@ BASED = 5
 two that do, the digest of the whole model is not compared."""
 MEANING = 5
 """The first version whose peers tell the meaning of the numbers in their data. Two that do compare it."""
+SETTINGS = 5
+"""The first version whose peers tell the options that their configurations set, so that a difference is named."""
 
 SNAPSHOT = 5
 """The first version whose peers can restore a script's state at the beginning of the round that they had journaled."""

@@ -561,6 +561,22 @@ class Config(Section):
 
         The hello compares them, and can name the part that differs.
         """
+        job = self._job()
+        texts = (json.dumps(job[name], sort_keys=True) for name in SHARED_SECTIONS)
+        return ".".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
+
+    def shared_settings(self) -> dict[str, str]:
+        """Return what all peers of a run must share and is not at its default: "section.key" → the value as JSON."""
+        job, default = self._job(), Config()._job()
+        return {
+            f"{section}.{key}": json.dumps(value)
+            for section in SHARED_SECTIONS[:-1]
+            for key, value in job[section].items()
+            if value != default[section].get(key)
+        }
+
+    def _job(self) -> dict[str, Any]:
+        """Return, by section, what the run digest holds."""
         job: dict[str, Any] = {name: getattr(self, name).model_dump(mode="json") for name in SHARED_SECTIONS[:-1]}
         # Where files lie is each device's own business.
         job["data"].pop("directory")
@@ -576,8 +592,7 @@ class Config(Section):
                 if key not in always.split() and getattr(options, key) == field.get_default(call_default_factory=True):
                     job[section].pop(key, None)
         job["peers"] = [peer.name for peer in self.peers[: self.num_listed]]
-        texts = (json.dumps(job[name], sort_keys=True) for name in SHARED_SECTIONS)
-        return ".".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
+        return job
 
 
 SHARED_SECTIONS = ("run", "graph", "algorithm", "compressor", "training", "data", "rounds", "evaluation", "peers")

@@ -531,6 +531,7 @@ def _hello(local: LocalPeer) -> HelloInfo:
         algorithm=config.algorithm.name,
         run_digest=config.run_digest(),
         shared_sections=SHARED_SECTIONS,
+        settings=config.shared_settings(),
         start=local.trainer.start_model(),
         meanings=local.trainer.meanings,
         graph_digest=local.setup.schedule.digest,

@@ -34,7 +34,8 @@ def read_description(kind: type[Described], path: Path) -> Described:
     try:
         return kind.model_validate(parse_toml(path.read_text(encoding="utf-8-sig")))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        # A misspelt key is told before the one that is missing for it.
+        first = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
             raise ConfigError("is missing", key=key, file=file) from None

@@ -314,6 +314,7 @@ class Probed(Answer):
     seen_as: str
     job: str
     job_parts: list[str] = Field(default_factory=list)
+    settings: dict[str, str] | None = None
     neighbor: Name | None
     link: bool = False
     problem: str | None = None

@@ -23,7 +23,7 @@ from peer.net.address import split_address
 from peer.net.admission import CONTROL_VERBS, Admission
 from peer.net.answers import EXAMINED, read_answer
 from peer.net.handler import Handler
-from peer.net.hello import PROTOCOL_MAX, HelloInfo
+from peer.net.hello import PROTOCOL_MAX, HelloInfo, told_settings
 from peer.net.links import Links
 from peer.net.revocation_watch import RevocationWatch
 from peer.net.rpc import LOCAL, Caller, CallRefused, Channel, Server, Status, StreamLost
@@ -119,6 +119,7 @@ class ControlService:
             "seen_as": caller.address,
             "job": self._hello.run_digest,
             "job_parts": list(self._hello.shared_sections),
+            "settings": told_settings(self._hello.settings),
             "neighbor": None,
         }
         neighbor = self._links.neighbors.get(index) if isinstance(index, int) else None

@@ -27,6 +27,7 @@ from peer.net.hello import (
     check_texts,
     read_progress,
     read_terms,
+    told_settings,
 )
 from peer.net.inbox import LinkLimits
 from peer.net.neighbor import Neighbor
@@ -147,6 +148,7 @@ class Handshake:
                 pb.Meaning(kind=each.kind, digest=each.digest, entries=each.entries, count=len(each.names))
                 for each in info.meanings
             ],
+            settings=told_settings(info.settings),
             graph_digest=info.graph_digest,
             run_digest=info.run_digest,
             num_peers=info.num_peers,

@@ -6,19 +6,22 @@ before they enter a sentence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
-from peer.protocol import BASED, MEANING, NEWEST, OLDEST, release_with
+from peer.protocol import BASED, MEANING, NEWEST, OLDEST, SETTINGS, release_with
 from peer.wire.data_meaning import MOST_KINDS, Meaning, refuse_entries, refuse_told
 from peer.wire.start_model import DIGEST_BYTES, ENTRY_BYTES, StartModel
 
 PROTOCOL_MIN = OLDEST
 PROTOCOL_MAX = NEWEST
 MAX_TEXT = 256
+MAX_SETTINGS = 64
+_NAMED_SETTINGS = 3
 MIN_WINDOW_BYTES = 4096
 MIN_CHUNK_BYTES = 1024
 MAX_HEARTBEAT_MS = 3_600_000
@@ -46,6 +49,8 @@ class HelloInfo:
     """The meaning of the numbers in this device's data, by kind."""
     shared_sections: tuple[str, ...] = ()
     """The names of those sections; not sent."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What of them is not at its default: "section.key" → JSON."""
     max_frame_bytes: int | None = None
     """The largest frame that can occur in this run, if that is known beforehand; not sent."""
 
@@ -156,12 +161,13 @@ def check_run(ours: HelloInfo, theirs: pb.Hello, needed: int = PROTOCOL_MIN) -> 
             "every peer needs the same [algorithm]"
         )
     sections = _differing_sections(ours, theirs.run_digest)
-    for what, where, differs in (
-        ("configuration", sections, theirs.run_digest != ours.run_digest),
-        ("graph", "[graph] and its file", theirs.graph_digest != ours.graph_digest),
+    settings = differing_settings(ours.settings, theirs.settings if theirs.protocol_max >= SETTINGS else None)
+    for what, found, where, differs in (
+        ("configuration", settings, sections, theirs.run_digest != ours.run_digest),
+        ("graph", "", "[graph] and its file", theirs.graph_digest != ours.graph_digest),
     ):
         if differs:
-            raise HandshakeRefused(f"the {what} of {name} differs from ours; compare {where} on both devices")
+            raise HandshakeRefused(f"the {what} of {name} differs from ours{found}; compare {where} on both devices")
     # Equal configurations can still name different code or different files.
     _check_meanings(ours, theirs)
     _check_start(ours, theirs)
@@ -207,6 +213,32 @@ def _tells_start(ours: HelloInfo, theirs: pb.Hello) -> bool:
     return bool(theirs.protocol_max >= BASED and len(theirs.start.digest) == DIGEST_BYTES and ours.start.digest)
 
 
+def told_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return what a hello tells of the settings of this device."""
+    return {key: value[:MAX_TEXT] for key, value in sorted(settings.items())[:MAX_SETTINGS]}
+
+
+def differing_settings(ours: Mapping[str, str], theirs: Mapping[str, str] | None) -> str:
+    """Return, after a colon, the keys whose values differ with both values; empty where none is known to.
+
+    `theirs` is the other device's word about itself and may be anything; None where its release tells nothing.
+    """
+    if theirs is None:
+        return ""
+    own, told = told_settings(ours), told_settings(theirs)
+    keys = sorted(key for key in own.keys() | told.keys() if own.get(key) != told.get(key))
+    named = [
+        f"{quote(key)[1:-1]} is {_setting(told.get(key))} there and {_setting(own.get(key))} here"
+        for key in keys[:_NAMED_SETTINGS]
+    ]
+    more = f", and {len(keys) - _NAMED_SETTINGS} more" if len(keys) > _NAMED_SETTINGS else ""
+    return f": {', '.join(named)}{more}" if keys else ""
+
+
+def _setting(told: str | None) -> str:
+    return "not set" if told is None else quote(told)[1:-1]
+
+
 def _differing_sections(ours: HelloInfo, their_digest: str) -> str:
     """Return the sections in which two configurations differ, as a user reads them."""
     our_parts, their_parts = ours.run_digest.split("."), their_digest.split(".")
@@ -246,9 +278,9 @@ def read_terms(ours: HelloInfo, theirs: pb.Hello, protocol: int) -> Terms:
 
 def check_texts(theirs: pb.Hello) -> None:
     """Check that no text of a hello is too long to be shown. Raises HandshakeRefused."""
-    for field, value in theirs.ListFields():
+    for told, value in theirs.ListFields():
         if isinstance(value, str) and len(value) > MAX_TEXT:
-            raise HandshakeRefused(f"its hello has a {field.name} of {len(value)} characters; {MAX_TEXT} are allowed")
+            raise HandshakeRefused(f"its hello has a {told.name} of {len(value)} characters; {MAX_TEXT} are allowed")
 
 
 def _versions(lowest: int, highest: int) -> str:

@@ -25,7 +25,7 @@ from peer.errors import ConfigError, RemoteError, SecurityError, SottoError, Sta
 from peer.net.address import split_address, why_not_bound
 from peer.net.answers import EXAMINED
 from peer.net.control import call_control
-from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
+from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo, differing_settings
 from peer.net.path_mtu import path_mtu
 from peer.net.security.credentials import Access, Credentials, TokenAccess, load_credentials
 from peer.net.transport import Transport
@@ -349,9 +349,9 @@ def _compare(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Find
             f"[{part}]" for part, one, two in zip(SHARED_SECTIONS, ours, theirs, strict=True) if one != two
         )
         advice = f"make {parts} equal on both; a peer refuses neighbours whose shared sections differ"
-        yield Finding(
-            name, "error", f"its configuration differs from ours in {parts}", advice, exit_code=RemoteError.exit_code
-        )
+        found = differing_settings(config.shared_settings(), answer.get("settings"))
+        sentence = f"its configuration differs from ours in {parts}{found}"
+        yield Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
     elif answer.get("neighbor") is None and config.peers[config.peer.index].admitted:
         yield Finding(name, "ok", "does not know this peer yet; it will once this peer is started and joins")
     elif answer.get("neighbor") is None:

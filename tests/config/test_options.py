@@ -172,6 +172,15 @@ def test_every_setting_of_a_compressor_is_a_key_whose_sentence_names_it(kind: st
         assert re.search(rf"\b{kind}\b", schema.sentence(CompressorOptions, name)), name
 
 
+def test_what_a_job_sets_is_told_and_nothing_that_is_a_device_s_own() -> None:
+    own = ("state.directory=x", "security.key=y", "limits.day_mbytes=9", "data.directory=z", "graph.file=f")
+    assert loaded("training.learning_rate=0.5", "graph.kind=ring", *own).shared_settings() == {
+        "graph.kind": '"ring"',
+        "training.learning_rate": "0.5",
+    }
+    assert Config().shared_settings() == {}
+
+
 def test_the_list_of_peers_belongs_to_the_job_but_their_addresses_do_not() -> None:
     mine = Config(peers=PEERS)
     moved = Config(peers=(PeerAddress(name="kitchen", advertise="[::1]:1"), PeerAddress(name="garage")))

@@ -360,7 +360,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pytest.param(
             ("run.seed=1",), ("configuration of 'peer-0' differs from ours", "compare [run] on both"), id="seed"
         ),
-        pytest.param(("training.learning_rate=0.2",), ("configuration", "compare [training] on"), id="learning-rate"),
+        pytest.param(
+            ("training.learning_rate=0.2",),
+            (": training.learning_rate is", "0.2", "not set", "compare [training] on"),
+            id="learning-rate",
+        ),
         pytest.param(("algorithm.name=sgp",), ("'sgp'", "'quant-sgp'", "[algorithm]"), id="algorithm"),
         pytest.param(("training.precision=fastest",), ("configuration", "compare [training] on"), id="precision"),
         pytest.param(("graph.kind=complete",), ("configuration", "[graph]"), id="graph"),

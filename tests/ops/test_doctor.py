@@ -61,7 +61,7 @@ def running(folder: Path, index: int, change: Change = same, **hello: Any) -> It
         facts: dict[str, Any] = {
             "run": "digits", "algorithm": "x", "run_digest": config.run_digest(), "start": StartModel(""),
             "graph_digest": "", "num_peers": 3, "name": config.peers[index].name, "shared_sections": SHARED_SECTIONS,
-            "software": f"sottovoce {__version__}",
+            "software": f"sottovoce {__version__}", "settings": config.shared_settings(),
         }  # fmt: skip
         transport = Transport(
             me=index, listen=config.peer.listen, neighbors=others, hello=HelloInfo(**(facts | hello)),
@@ -194,7 +194,10 @@ def test_lists_jobs_and_releases_that_differ_are_named(kits: Path) -> None:
     with running(kits, 1, other_rate, software="sottovoce 9.9"):
         code, findings = examine(kits, 0)
     assert code == 6
-    assert "its configuration differs from ours in [training]" in of(findings, "peer-1", "error")
+    assert (
+        "its configuration differs from ours in [training]: training.learning_rate is 0.5 there and not set here"
+        in of(findings, "peer-1", "error")
+    )
     assert f"peer-0 runs {__version__}, peer-1 9.9" in of(findings, "releases", "warning")
     assert "has 10.9.9.9:1 for this peer, but our own list has 127.0.0.1:" in of(findings, "peer-1", "warning")
 

@@ -73,12 +73,19 @@ def test_the_first_envelope_must_be_a_hello_and_nothing_else(first: pb.Envelope 
     asyncio.run(story())
 
 
+OTHER: dict[str, Any] = {"run_digest": "f" * 64}
 HELLOS: list[tuple[dict[str, Any], str]] = [
     ({"run": "another"}, "'ben' is in run 'another', we are in 'tests'"),
     ({"algorithm": "moniqua"}, "trains with algorithm 'moniqua', we train with 'sgp'"),
     ({"model_digest": "f" * 64}, "the initial model of 'ben' differs from ours; compare the task's code"),
     ({"graph_digest": "f" * 64}, "the graph of 'ben' differs from ours; compare [graph]"),
     ({"run_digest": "f" * 64}, "the configuration of 'ben' differs from ours; compare sections outside [peer]"),
+    (
+        {**OTHER, "settings": {"run.seed": "7", "\x1b[2J": "'\n"}},
+        r"""ours: \x1b[2J is '\n there and not set here, run.seed is 7 there and not set here; compare""",
+    ),
+    ({**OTHER, "settings": {f"a.{n}": "x" * 300 for n in range(999)}}, "xx… there and not set here, and 61 more"),
+    ({**OTHER, "settings": {"run.seed": "7"}, "protocol_max": 4}, "of 'ben' differs from ours; compare sections"),
     ({"num_peers": 5}, "'ben' has 5 peers in its list, we have 4"),
     ({"protocol_min": 6, "protocol_max": 7}, "'ben' speaks versions 6 to 7 of the protocol"),
     # Its notes were JSON.
