@@ -532,6 +532,7 @@ def _hello(local: LocalPeer) -> HelloInfo:
         run_digest=config.run_digest(),
         shared_sections=SHARED_SECTIONS,
         settings=config.shared_settings(),
+        machine={name: local.machine[name] for name in ("torch", "numpy", "kernels")},
         start=local.trainer.start_model(),
         meanings=local.trainer.meanings,
         graph_digest=local.setup.schedule.digest,

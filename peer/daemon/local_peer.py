@@ -138,7 +138,7 @@ class LocalPeer:
                 weight,
             )
         self.metrics = MetricsStore(self.folder.directory / "metrics.sqlite")
-        self._machine = machine_facts()
+        self.machine = machine_facts()
 
     @property
     def number(self) -> int:
@@ -206,7 +206,7 @@ class LocalPeer:
             **self.identity,
             "job": self.config.run_digest(),
             "version": __version__,
-            "machine": self._machine,
+            "machine": self.machine,
             "seconds": seconds,
         }
 

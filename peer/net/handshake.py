@@ -149,6 +149,7 @@ class Handshake:
                 for each in info.meanings
             ],
             settings=told_settings(info.settings),
+            machine=told_settings(info.machine),
             graph_digest=info.graph_digest,
             run_digest=info.run_digest,
             num_peers=info.num_peers,

@@ -51,6 +51,8 @@ class HelloInfo:
     """The names of those sections; not sent."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """What of them is not at its default: "section.key" → JSON."""
+    machine: Mapping[str, str] = field(default_factory=dict)
+    """What the bits of results depend on: "torch" → its release."""
     max_frame_bytes: int | None = None
     """The largest frame that can occur in this run, if that is known beforehand; not sent."""
 
@@ -74,6 +76,8 @@ class Terms:
     """Release that the neighbour claims to run."""
     other_buffers: str | None = None
     """Differences of its buffers from ours."""
+    other_machine: str | None = None
+    """Differences of its packages and processor from ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +277,7 @@ def read_terms(ours: HelloInfo, theirs: pb.Hello, protocol: int) -> Terms:
         seen_as=theirs.seen_as,
         software=theirs.software,
         other_buffers=ours.start.buffers.differences(theirs.start.buffers) if _tells_start(ours, theirs) else None,
+        other_machine=differing_settings(ours.machine, theirs.machine or None).removeprefix(": ") or None,
     )
 
 

@@ -40,6 +40,7 @@ from peer.wire.start_model import OTHER_BUFFERS
 
 log = logging.getLogger(__name__)
 
+_OTHER_MACHINE = "%s computes with something else than this peer (%s); only equal devices repeat a run to the bit"
 _REMEMBERED_PROCESSES = 32
 _ANY_CALLER = -1
 """Stands in place of a neighbour's number."""
@@ -66,8 +67,8 @@ class _Link:
     highest_sent: int = 0
     pace: Allowance | None = None
     """Allowance for the neighbour's traffic beside frames; None before its first connection."""
-    other_buffers: str | None = None
-    """Latest known difference of its buffers from ours."""
+    differences: tuple[str | None, ...] = (None, None)
+    """Latest known differences of its buffers, and of its packages and processor, from ours."""
 
 
 class Links:
@@ -207,7 +208,7 @@ class Links:
         self.refusals.pop(peer, None)
         self.problems.pop(peer, None)
         self.log.write(log, logging.INFO, peer, "link to %s is up", opened.neighbor.name)
-        self._name_other_buffers(link, opened)
+        self._name_differences(link, opened)
         if pem := self._revocations():
             connection.send_revocations(pem)
         try:
@@ -217,12 +218,12 @@ class Links:
             self.blame(peer, error)
         return connection
 
-    def _name_other_buffers(self, link: _Link, opened: OpenedStream) -> None:
-        found = opened.terms.other_buffers
-        if found is not None and found != link.other_buffers:
-            neighbor = opened.neighbor
-            self.log.write(log, logging.WARNING, neighbor.index, OTHER_BUFFERS, neighbor.name, found)
-        link.other_buffers = found
+    def _name_differences(self, link: _Link, opened: OpenedStream) -> None:
+        neighbor, found = opened.neighbor, (opened.terms.other_buffers, opened.terms.other_machine)
+        for sentence, known, difference in zip((OTHER_BUFFERS, _OTHER_MACHINE), link.differences, found, strict=True):
+            if difference is not None and difference != known:
+                self.log.write(log, logging.WARNING, neighbor.index, sentence, neighbor.name, difference)
+        link.differences = found
 
     def send(self, peer: int, seq: int, frame: bytes) -> None:
         """Queue a frame if the link is up."""

@@ -117,6 +117,7 @@ def test_numbers_of_fields_never_change() -> None:
             "start": 24,
             "meanings": 25,
             "settings": 26,
+            "machine": 27,
         },
         "Meaning": {"kind": 1, "digest": 2, "entries": 3, "count": 4},
         "StartModel": {"digest": 1, "parameters": 2, "buffers": 3},

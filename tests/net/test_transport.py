@@ -477,6 +477,23 @@ def test_peers_that_do_not_belong_together_refuse_each_other_in_a_sentence(
     asyncio.run(story())
 
 
+def test_another_release_of_torch_is_said_once_at_both_ends(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        here, there = {"torch": "2.13.0", "numpy": "2.4.6"}, {"torch": "2.12.1", "numpy": "2.4.6"}
+        listener = build(0, Mind(), [passive(1)], hello=hello_of(0, machine=here))
+        async with running(listener):
+            for _ in range(2):
+                dialler = build(1, Mind(), [dialled(0, listener.port)], listen=None, hello=hello_of(1, machine=there))
+                async with running(dialler):
+                    await until(lambda dialler=dialler: dialler.is_up(0) and listener.is_up(1))
+
+    with caplog.at_level("WARNING"):
+        asyncio.run(story())
+    said = [line for line in caplog.messages if "computes with something else" in line]
+    assert sum("ben " in line and "(torch is 2.12.1 there and 2.13.0 here)" in line for line in said) == 1
+    assert sum("ada " in line and "(torch is 2.13.0 there and 2.12.1 here)" in line for line in said) == 2
+
+
 def test_a_neighbour_that_does_not_speak_what_is_needed_by_now_is_refused() -> None:
     async def story() -> None:
         ada, ben = Mind(), Mind()
