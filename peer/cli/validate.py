@@ -22,9 +22,9 @@ def validate(
 ) -> int:
     """Check a configuration, its graph and its algorithm before anything runs.
 
-    Reports errors for configurations that cannot run or converge, and warnings for those that may not converge or cost
-    more than expected. The exit code is 2 if there is an error. Without --config it checks ./peer.toml; with --peers
-    and no --config, the default configuration.
+    Reports errors for configurations that cannot run or converge, or whose task or data are not on this device, and
+    warnings for those that may not converge or cost more than expected. The exit code is 2 if there is an error.
+    Without --config it checks ./peer.toml; with --peers and no --config, the default configuration.
 
     \b
     Examples:
@@ -37,7 +37,7 @@ def validate(
     if num_peers is None and not settings and "peer.shorthands" not in click.get_current_context().meta:
         config_file = config_file or DEFAULT_FILE
     config, base, count = load_job(config_file, settings, num_peers)
-    findings = run_plan.validate_config(config, base, count)
+    findings = [*run_plan.validate_config(config, base, count), *run_plan.missing_here(config, base)]
     failed = any(finding.level == "error" for finding in findings)
     data: dict[str, tuple[str, ...]] = {}
     if read_data:

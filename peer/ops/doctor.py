@@ -102,7 +102,7 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
 
 def _configuration(config: Config, base: Path) -> Iterator[Finding]:
     try:
-        findings = run_plan.validate_config(config, base)
+        findings = [*run_plan.validate_config(config, base), *run_plan.missing_here(config, base)]
     except SottoError as error:
         yield Finding("configuration", "error", str(error), exit_code=error.exit_code)
         return

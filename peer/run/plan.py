@@ -7,8 +7,12 @@ that `sotto validate` answers at once.
 from __future__ import annotations
 
 import enum
+import importlib.util
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from peer import compress, gossip
@@ -28,6 +32,7 @@ from peer.gossip.views import ViewSchedule
 from peer.native import bfloat16_is_emulated
 from peer.native import missing as kernels_missing
 from peer.net.address import dialled_address
+from peer.train.listed import task_info
 
 LEAST_OF_RATE = 0.2
 """Least averaging rate of the smallest messages of a bandwidth budget, as a fraction of that for full messages: with a
@@ -243,6 +248,31 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
             validate.Objection("warning", "peers", sentence) for sentence in unreachable_pairs(config, schedule)
         ]
     return [*findings, *_address_findings(config)]
+
+
+def missing_here(config: Config, base: Path) -> Iterator[validate.Objection]:
+    """Yield findings on the code of the task and the folder of its data where they are not on this device. Neither is
+    read. Raises ConfigError for a task that does not exist."""
+    name, directory = config.training.task, config.data.directory
+    module, _, function = name.partition(":")
+    reads_files = not function and name != OWN_LOOP and task_info(name).reads_files
+    if function and not _can_be_imported(module):
+        sentence = f"there is no module {module} here; start in the folder that contains it, or install it"
+        yield validate.Objection("error", "training.task", sentence)
+    if directory is not None and not (base / directory).exists():
+        yield validate.Objection("error", "data.directory", f"there is no {base / directory} on this device")
+    elif directory is None and reads_files:
+        yield validate.Objection("error", "data.directory", f"is missing; name the folder with the data of task {name}")
+
+
+def _can_be_imported(module: str) -> bool:
+    """Return whether a module is there, in a package or beside the configuration, without executing any."""
+    first, *rest = module.split(".")
+    path = [*sys.path, os.getcwd()]
+    spec = PathFinder.find_spec(first, path) or importlib.util.find_spec(first)
+    for part in rest:
+        spec = None if spec is None else PathFinder.find_spec(part, spec.submodule_search_locations or [])
+    return spec is not None
 
 
 def _address_findings(config: Config) -> Iterator[validate.Objection]:

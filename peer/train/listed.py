@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from peer.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class TaskInfo:
@@ -13,13 +15,17 @@ class TaskInfo:
     summary: str
     options: tuple[str, ...]
     """Names of `training.task_options`."""
+    reads_files: bool = True
+    """Whether its data are in `data.directory`."""
 
 
 _IMAGES = ("model", "norm", "size", "augmentation")
 _TEXT = ("length", "vocabulary", "weights", "blocks", "width")
 
 TASKS: Mapping[str, TaskInfo] = {
-    "digits": TaskInfo("Handwritten digits, 8×8 pixels, which are part of the package: no download.", ("hidden",)),
+    "digits": TaskInfo(
+        "Handwritten digits, 8×8 pixels, which are part of the package: no download.", ("hidden",), False
+    ),
     "mnist": TaskInfo("MNIST: handwritten digits, 28×28 pixels, from its four IDX files.", ("model", "hidden")),
     "cifar10": TaskInfo(
         "CIFAR-10: colour images in 10 classes, from its batches or their archive.", (*_IMAGES, "test_images")
@@ -33,12 +39,23 @@ TASKS: Mapping[str, TaskInfo] = {
     "clusters": TaskInfo(
         "Points around centres, any number of samples: to simulate very many peers.",
         ("features", "hidden", "classes", "samples", "spread"),
+        reads_files=False,
     ),
     "synthetic": TaskInfo(
         "Any number of parameters and a cheap gradient: to measure everything but training.",
         ("parameters", "layers", "samples", "noise", "model"),
+        reads_files=False,
     ),
 }
+
+
+def task_info(name: str) -> TaskInfo:
+    """Return the built-in task of that name. Raises ConfigError."""
+    if name not in TASKS:
+        valid = f'{", ".join(TASKS)}, or your own as "package.module:make_task"'
+        raise ConfigError("unknown task", key="training.task", value=name, valid=valid)
+    return TASKS[name]
+
 
 MODELS: Mapping[str, str] = {
     "logistic": "Logistic regression: one linear layer that starts at zero.",

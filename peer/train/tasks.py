@@ -19,6 +19,7 @@ from torch import nn
 from peer.config.options import OWN_LOOP, Config
 from peer.errors import ConfigError, DataError
 from peer.random import SHARED, Purpose, stream
+from peer.train import listed
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.datasets.clusters import clusters as make_clusters
 from peer.train.datasets.image_files import (
@@ -496,8 +497,10 @@ def resolve_task(
             key="training.task",
             value=name,
         )
+    if ":" not in name:
+        listed.task_info(name)
     given: dict[str, Any] = dict(options or {})
-    make = _import(name) if ":" in name else _built_in(name)
+    make = _import(name) if ":" in name else TASKS[name]
     accepted = _accepted(make)
     if accepted is not None:
         for option in given:
@@ -523,17 +526,6 @@ def resolve_task(
         task = make(**given)
     _check_task(task, name)
     return OwnTask(task, code)
-
-
-def _built_in(name: str) -> Callable[..., Task]:
-    if name not in TASKS:
-        raise ConfigError(
-            "unknown task",
-            key="training.task",
-            value=name,
-            valid=f'{", ".join(TASKS)}, or your own as "package.module:make_task"',
-        )
-    return TASKS[name]
 
 
 def _import(name: str) -> Callable[..., Any]:

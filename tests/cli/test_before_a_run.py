@@ -127,6 +127,33 @@ def test_lists_are_complete_sentences_and_json(what: str) -> None:
         assert row["summary"] in text
 
 
+@pytest.mark.parametrize(
+    ("settings", "key", "says"),
+    [
+        (("training.task=pets:make_task",), "training.task", "there is no module pets here"),
+        (("training.task=peer.pets:make_task",), "training.task", "there is no module peer.pets here"),
+        (("training.task=cifar10",), "data.directory", "the folder with the data of task cifar10"),
+        (("training.task=cifar10", "data.directory=nowhere"), "data.directory", "there is no nowhere on this device"),
+        (("data.directory=nowhere",), "data.directory", "there is no nowhere on this device"),
+    ],
+)
+def test_a_task_or_data_that_are_not_here_are_not_valid(
+    settings: tuple[str, ...], key: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cats.py").write_text("raise SystemExit('it is not executed')")
+    words = [word for each in settings for word in ("--set", each)]
+    result = sotto("validate", "-n", "4", "--json", *words)
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["valid"]) == (2, False)
+    assert any(each["key"] == key and says in each["sentence"] for each in found["findings"])
+    assert sotto("validate", "-n", "4", "--set", "training.task=cats:make_task").exit_code == 0
+    assert sotto("init", *words).exit_code == 0
+    text = (tmp_path / "peer.toml").read_text()
+    (tmp_path / "peer.toml").write_text(text + '[[peers]]\nname = "a"\nadvertise = "127.0.0.1:7700"\n')
+    assert says in sotto("doctor").output
+
+
 def test_validate_says_what_was_found_in_the_data(tmp_path: Path) -> None:
     for name in ("train/cat/0", "train/dog/0", "val/cat/0"):
         file = tmp_path / f"{name}.png"

@@ -63,7 +63,7 @@ def test_addresses_are_those_of_the_file(begun: Path) -> None:
 
 
 def test_the_state_of_another_run_is_refused(begun: Path) -> None:
-    with pytest.raises(StateError, match="its list of peers does not include 'eve'"):
+    with pytest.raises(StateError, match="its list of peers does not include 'eve'; if this device was renamed"):
         first_peer_list.settle(config_of("eve", "dan", own="eve"), begun)
     (begun / "state" / first_peer_list.PEER_LIST.name).write_text('[{"name": 7}]')
     with pytest.raises(StateError, match="restore it from a copy, or delete it if"):

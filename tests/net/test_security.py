@@ -266,7 +266,7 @@ def test_a_clock_that_is_a_little_behind_is_forgiven_and_one_far_behind_is_named
 
 
 def test_files_of_another_peer(folder: Path) -> None:
-    with pytest.raises(SecurityError, match="is made out to 'ada', but this peer is 'ben'"):
+    with pytest.raises(SecurityError, match="is made out to 'ada', but this peer is 'ben'; if this device was renamed"):
         load(folder, "ben")
 
 

@@ -63,6 +63,7 @@ def test_every_built_in_task_is_described():
     of_the_data = ("directory", "class_names")
     assert list(listed.TASKS) == list(TASKS)
     for name, info in listed.TASKS.items():
+        assert info.reads_files == ("directory" in arguments[name])
         assert info.options == tuple(each for each in arguments[name] if each not in of_the_data)
 
 

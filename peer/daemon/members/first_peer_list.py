@@ -47,7 +47,10 @@ def settle(config: Config, base: Path) -> Settled:
     names = [peer.name for peer in kept]
     own = config.peers[config.peer.index].name
     if own not in names:
-        raise StateError(f"{folder} holds the state of another run: its list of peers does not include {own!r}")
+        raise StateError(
+            f"{folder} holds the state of another run: its list of peers does not include {own!r}; if this"
+            " device was renamed, give it back its name in [[peers]] on all devices"
+        )
     added = tuple(peer.model_copy(update={"admitted": True}) for peer in config.peers if peer.name not in names)
     peers = (*(_moved(peer, listed.get(peer.name)) for peer in kept), *added)
     own_options = config.peer.model_copy(update={"index": names.index(own)})

@@ -137,8 +137,9 @@ def load_credentials(
         )
     if name is not None and identity.name != name:
         raise SecurityError(
-            f"{certificate_file} is made out to {identity.name!r}, but this peer is {name!r}; "
-            "correct peer.index or use the certificate of this peer"
+            f"{certificate_file} is made out to {identity.name!r}, but this peer is {name!r}; if this device was"
+            f" renamed, give it back the name {identity.name!r} in [[peers]] on all devices, since runs know peers"
+            " by their names, or let it join as a new one (sotto init --join, sotto sign); if not, correct peer.index"
         )
     revoked = RevocationList(ca_pem, base_dir / options.revoked)
     try:
