@@ -14,6 +14,8 @@ from peer.cli.options import config_option, count_peers, json_option, load_confi
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from peer.config.options import Config
     from peer.links.profiles import Profile
     from peer.planning.plan import Estimate, Plan
@@ -30,7 +32,6 @@ DEFAULT_LATENCY_MS = 20.0
 @set_option
 @click.option(
     "--link",
-    required=True,
     metavar="RATE",
     help='What each device sends and receives: "1mbit", "768kbit/2mbit" (up/down), or a profile of `sotto shape list`.',
 )
@@ -78,7 +79,7 @@ def plan(
     task: str | None,
     config_file: Path | None,
     settings: tuple[str, ...],
-    link: str,
+    link: str | None,
     latency_ms: float | None,
     step_seconds: str,
     processor: float,
@@ -105,22 +106,22 @@ def plan(
       sotto plan --config run.toml --link lte --write planned.toml
       sotto plan --parameters 11000000 --peers 16 --link 10mbit --step-seconds 0.5 --steps 20000 --json
     """
-    from peer.planning import layers as known_layers
-    from peer.planning import plan as planner
-    from peer.planning.evidence import read
+    from peer.train.startup import quick_imports
 
     named = [parameters is not None, model is not None, task is not None or config_file is not None]
-    if sum(named) != 1:
-        raise ConfigError(
-            "say once how large the model is",
-            key="--parameters, --model, --task or --config",
-            valid="one of them (--task and --config may be combined)",
-        )
+    if problem := _what_is_missing(link, named, step_seconds):
+        raise click.UsageError(problem)
+    assert link is not None
+    profile = parse_link(link, latency_ms)
+    with quick_imports():
+        from peer.planning import layers as known_layers
+        from peer.planning import plan as planner
+        from peer.planning.evidence import read
+
     if task is not None:
         settings = (f"training.task={task}", *settings)
     config, base = load_config(config_file, settings)
     count = count_peers(config, num_peers)
-    profile = parse_link(link, latency_ms)
     if parameters is not None:
         layers = known_layers.of_number(parameters)
     elif model is not None:
@@ -128,7 +129,7 @@ def plan(
     else:
         layers = known_layers.of_task(config, base)
     has_task = named[2]
-    step_s = _step_s(step_seconds, config, base, count, has_task=has_task)
+    step_s = _step_s(step_seconds, config, base, count)
     if classes is None:
         classes = layers.num_classes
     notes = []
@@ -175,6 +176,20 @@ def plan(
         click.echo(f"wrote {written}: {own.option.title}")
 
 
+def _what_is_missing(link: str | None, named: list[bool], step_seconds: str) -> str | None:
+    """Return a sentence that names all options that are missing at once; None if none is."""
+    if sum(named) > 1:
+        return "--parameters, --model and --task or --config each say how large the model is; give one of them"
+    lacks = []
+    if link is None:
+        lacks.append("what does a device send and receive? (--link 1mbit)")
+    if not any(named):
+        lacks.append("how large is the model? (--model resnet20, --parameters 3000000, --task digits or --config FILE)")
+    if step_seconds == "measure" and not named[2]:
+        lacks.append("how long is a local step? (--step-seconds 0.1; with --task or --config it is measured here)")
+    return f"options are missing: {' '.join(lacks)}" if lacks else None
+
+
 def parse_link(text: str, latency_ms: float | None) -> Profile:
     """Return the link that --link names. Raises ConfigError."""
     from peer.links.profiles import PROFILES, Profile
@@ -198,14 +213,11 @@ def _rate_kbit(text: str) -> float | None:
     return float(match[1]) * {"k": 1.0, "m": 1e3, "g": 1e6}[match[2]]
 
 
-def _step_s(text: str, config: Config, base: Path, num_peers: int, *, has_task: bool) -> float:
+def _step_s(text: str, config: Config, base: Path, num_peers: int) -> float:
     """Return the seconds of a local step, measured if that is asked for."""
     from peer.planning.layers import measured_step_s
 
     if text == "measure":
-        if not has_task:
-            valid = "seconds; a step can be measured here only with --task or --config"
-            raise ConfigError("is missing", key="--step-seconds", valid=valid)
         return measured_step_s(config, base, num_peers)
     try:
         seconds = float(text)
@@ -288,9 +300,7 @@ def _recommendation(found: Plan) -> str:
 
 
 def _print(found: Plan, notes: list[str]) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from peer.report.numbers import MISSING, duration, size
 
@@ -300,29 +310,29 @@ def _print(found: Plan, notes: list[str]) -> None:
         f"{situation.layers.source}; {situation.num_peers} peers, {link.up_kbit:g}/{link.down_kbit:g} kbit/s up/down,"
         f" {link.latency_ms:g} ms, a step of {situation.step_s:.3g} s, skew {situation.skew:g}"
     )
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("option", no_wrap=True)
-    heads = ["s/step", "CPU ms", "up = down, a day", "memory", "× rounds", "s × rounds"]
-    for head in heads + ["total", "total up"] * (situation.steps is not None):
-        table.add_column(head, justify="right")
+    console = Console()
+    figures = _table("s/step", "CPU ms", "a day", "memory", "rounds", "s×rounds")
     for each in found.estimates:
-        cells = [
+        figures.add_row(
+            each.option.name,
             MISSING if each.round_s is None else f"{each.round_s:.3g}",
             MISSING if each.work_s is None else f"{1000 * each.work_s:.3g}",
             MISSING if each.up_bytes_per_day is None else size(each.up_bytes_per_day),
             MISSING if each.memory_bytes is None else size(each.memory_bytes),
             MISSING if each.rounds_factor is None else f"{each.rounds_factor:.2f}",
             MISSING if each.progress_s is None else f"{each.progress_s:.3g}",
-        ]
-        if situation.steps is not None:
-            total = each.total(situation.steps)
-            cells += [MISSING, MISSING] if total is None else [duration(total[0]), size(total[1])]
-        table.add_row(each.option.name, *cells)
-    Console().print(table)
+        )
+    console.print(figures)
+    totals = _table("total", "total up")
+    for each in found.estimates:
+        if (total := each.total(situation.steps)) is not None:
+            totals.add_row(each.option.name, duration(total[0]), size(total[1]))
+    if totals.row_count:
+        console.print(totals)
     click.echo(
-        "× rounds: for each round of all-reduce, until the worst peer is close enough to what all-reduce ends with;"
+        "rounds: for each round of all-reduce, until the worst peer is close enough to what all-reduce ends with;"
     )
-    click.echo("memory: beside the model\n")
+    click.echo("a day: sent, and as much received; memory: beside the model\n")
     click.secho(_recommendation(found), bold=True)
     titles = {each.option.name: each.option.title for each in found.estimates}
     click.echo(f"\nthe choice at other rates, with the same latency ({link.latency_ms:g} ms) and step:")
@@ -336,3 +346,15 @@ def _print(found: Plan, notes: list[str]) -> None:
     click.echo(f"\nmeasured on: {found.evidence.title}")
     for note in notes:
         click.echo(f"- {note}")
+
+
+def _table(*heads: str) -> Table:
+    """Return an empty table of options that fits into 80 columns."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("option", no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    return table

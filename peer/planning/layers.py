@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from peer.config.options import Config
-from peer.lab.study.rival_cell import ready_model
 from peer.planning.messages import even_sizes, sizes_of
 from peer.run.setup import RunSetup, settle_precision
 from peer.train import tasks
 from peer.train.local_step import trained_parameters
+from peer.train.models import ready_model
 from peer.train.threads import use_one_thread
 
 _STEPS, _WARM_UP = 7, 2

@@ -103,7 +103,8 @@ def transport_s(messages: float, message_bytes: float) -> float:
 def state_models(settings: tuple[str, ...], num_peers: int) -> float:
     """Return how many models of float32 the algorithm and its codes keep beside the model itself, on the peer that
     keeps most. Raises ConfigError."""
-    simulator = Simulator(_config(settings, [(_SMALL,)]), Path(), num_peers=min(num_peers, _MOST_PEERS))
+    config = _config([*settings, "run.rounds=2"], [(_SMALL,)])
+    simulator = Simulator(config, Path(), num_peers=min(num_peers, _MOST_PEERS))
     simulator.run()
     kept = []
     for participant in simulator.participants:
@@ -144,7 +145,6 @@ def _config(settings: Sequence[str], shapes: Sequence[Sequence[int]]) -> Config:
         "training.class_balance=0.0",
         "data.partition=iid",
         "evaluation.every_rounds=0",
-        "run.rounds=4",
         # As close as models of this size come; from a higher θ on, first messages are smaller than later ones.
         "algorithm.theta_value=0.001",
     )

@@ -210,6 +210,8 @@ def test_a_wrong_configuration_is_refused_before_torch_is_loaded(command: str) -
         "list compressors",
         "list graphs",
         "graph --peers 4",
+        "plan",
+        "plan --model resnet20 --peers 8 --link 1mbit",
         "validate --peers 4",
         "data list",
         "shape list",

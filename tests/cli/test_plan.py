@@ -80,8 +80,8 @@ def test_a_configuration_keeps_what_a_plan_does_not_decide(tmp_path: Path) -> No
     ("arguments", "sentence"),
     [
         (("--parameters", "1000", "--link", "1mbit"), "--step-seconds"),
-        (("--link", "1mbit", "--step-seconds", "1"), "say once how large the model is"),
-        (("--parameters", "9", "--model", "resnet20", "--link", "1mbit"), "say once how large the model is"),
+        (("--link", "1mbit", "--step-seconds", "1"), "how large is the model? (--model resnet20, "),
+        (("--parameters", "9", "--model", "resnet20", "--link", "1mbit"), "give one of them"),
         (("--model", "nothing", "--link", "1mbit", "--step-seconds", "1"), "resnet20"),
         (("--parameters", "1000", "--link", "fast", "--step-seconds", "1"), '"1mbit"'),
         (("--parameters", "1000", "--link", "1mbit", "--step-seconds", "soon"), '"measure"'),
@@ -93,6 +93,22 @@ def test_errors_say_what_to_give(arguments: tuple[str, ...], sentence: str) -> N
     result = sotto("plan", *arguments)
     assert result.exit_code == 2
     assert sentence in result.stderr
+
+
+def test_all_options_that_are_missing_are_named_at_once() -> None:
+    said = sotto("plan").stderr
+    options = ("--link", "--model", "--parameters", "--task", "--config", "--step-seconds")
+    assert all(option in said for option in options)
+
+
+def test_the_tables_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = sotto("plan", *SMALL, "--steps", "20000").stdout.splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith(" option"))
+    last = next(index for index, line in enumerate(lines) if line.startswith("rounds:"))
+    assert {"s/step", "memory", "s×rounds"} <= set(lines[first].split())
+    assert any("total up" in line for line in lines[first:last])
+    assert not any("…" in line or len(line) > 80 for line in lines[first:last])
 
 
 def test_links() -> None:

@@ -27,13 +27,14 @@ from peer.lab.study.checkout import commit
 from peer.lab.study.other_work import OtherWork
 from peer.lab.study.plan import Contender, Study
 from peer.lab.study.race_folder import Finish, RaceFolder
-from peer.lab.study.rival_cell import ready_model, run_rival
+from peer.lab.study.rival_cell import run_rival
 from peer.lab.study.row import Cell, Row, Scaled
 from peer.links.profiles import find
 from peer.ops.executors import ALL, Shard
 from peer.report.numbers import duration
 from peer.run.setup import RunSetup
 from peer.state.foreign_files import read_as
+from peer.train.models import ready_model
 
 UNSHAPED = "unshaped"
 """The profile without limits."""

@@ -13,16 +13,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import torch
-
-from peer.errors import ConfigError, SottoError
+from peer.errors import SottoError
 from peer.lab.study.cell import CellResult
 from peer.lab.study.plan import Rival
 from peer.lab.study.rivals.worker import Orders, Result, Settings, steps_per_round
 from peer.links.measure import measure
 from peer.links.network import INTERFACE, LinkNetwork
 from peer.links.profiles import Profile
-from peer.train.models import ready_models
 
 _POLL_S = 0.05
 
@@ -91,14 +88,6 @@ def run_rival(
         ),
     )
     return replace(result, wait_s=result.round_s - round_step_s)
-
-
-def ready_model(name: str) -> torch.nn.Module:
-    """Return a listed model whose size needs no further settings. Raises ConfigError."""
-    ready = ready_models()
-    if name not in ready:
-        raise ConfigError("is not a model of known size", key="model", value=name, valid=", ".join(ready))
-    return ready[name]()
 
 
 def _start(program: Path, orders: Orders, launcher: Sequence[str], packages: Path | None) -> subprocess.Popen[bytes]:

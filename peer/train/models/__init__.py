@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
+from peer.errors import ConfigError
 from peer.train.models.distilbert import DistilBertSize, distilbert
 from peer.train.models.logistic import logistic
 from peer.train.models.mlp import mlp
@@ -40,6 +41,14 @@ def ready_models() -> dict[str, Callable[..., nn.Module]]:
     return {name: make for name, make in MODELS.items() if needs_nothing(make)}
 
 
+def ready_model(name: str) -> nn.Module:
+    """Return a listed model whose size needs no further settings. Raises ConfigError."""
+    ready = ready_models()
+    if name not in ready:
+        raise ConfigError("is not a model of known size", key="model", value=name, valid=", ".join(ready))
+    return ready[name]()
+
+
 __all__ = [
     "MODELS",
     "DistilBertSize",
@@ -48,6 +57,7 @@ __all__ = [
     "logistic",
     "mlp",
     "mobilenetv2",
+    "ready_model",
     "ready_models",
     "resnet18",
     "resnet20",
