@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from peer.cli.app import SottoCommand, print_json
-from peer.cli.options import config_option, json_option, load_peer
+from peer.cli.options import (
+    DEFAULT_FILE,
+    Command,
+    config_option,
+    json_option,
+    load_peer,
+    newest_run,
+    only_running,
+)
 from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SottoError
 
 if TYPE_CHECKING:
@@ -17,14 +26,28 @@ if TYPE_CHECKING:
 
 _SILENT = "unreachable"
 
-run_option = click.option(
-    "-r",
-    "--run",
-    "directory",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Address all peers of a run folder (`sotto up`) or cluster folder (`sotto init cluster`).",
-)
+
+def run_option(command: Command) -> Command:
+    """Add a folder as an argument, and as --run: `directory`."""
+
+    @functools.wraps(command)
+    def with_folder(place: Path | None, directory: Path | None, **others: Any) -> Any:
+        if place is not None and directory is not None:
+            raise click.UsageError("name the folder once, with --run or without")
+        return command(directory=place or directory, **others)
+
+    option = click.option(
+        "-r",
+        "--run",
+        "directory",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Address all peers of a run folder (`sotto up`) or cluster folder (`sotto init cluster`), as DIR does.",
+    )
+    argument = click.argument("place", required=False, metavar="[DIR]", type=click.Path(path_type=Path))
+    return cast(Command, argument(option(with_folder)))
+
+
 all_option = click.option(
     "-a", "--all", "everybody", is_flag=True, help="Address all peers listed in the configuration."
 )
@@ -38,7 +61,8 @@ all_option = click.option(
 def status(config_file: Path | None, directory: Path | None, everybody: bool, as_json: bool) -> int:
     """Show the round, loss, accuracy, traffic and neighbours of one peer or of all peers.
 
-    Without options, it asks the peer configured in ./peer.toml. A peer that does not answer is listed as finished,
+    DIR is a run folder or a cluster folder. Without one, it asks the peer configured in ./peer.toml or, where there is
+    none, the peers of the newest run in ./runs. A peer that does not answer is listed as finished,
     left, lost or not joined if its state folder, or a peer that answers, says so, and as connected if it has a link to
     a peer that answers: one without an address can be asked on its device alone. Otherwise it is unreachable, and the
     exit code is 6. So it is for a peer that answers what no peer can; the others are shown all the same.
@@ -46,9 +70,11 @@ def status(config_file: Path | None, directory: Path | None, everybody: bool, as
     \b
     Examples:
       sotto status --config peer.toml
-      sotto status --run runs/digits
+      sotto status runs/digits
       sotto status --all --json
     """
+    if is_nothing_named(config_file, directory, everybody):
+        directory = newest_run("*/peers")
     answers = call(config_file, directory, everybody, "status")
     if as_json:
         print_json(answers if directory is not None or everybody else answers[0])
@@ -69,13 +95,17 @@ def status(config_file: Path | None, directory: Path | None, everybody: bool, as
 def stop(config_file: Path | None, directory: Path | None, everybody: bool, as_json: bool) -> int:
     """Ask one peer or all peers to finish the current round, save their state and stop.
 
-    Peers that have finished or left, or have not joined, are named as such.
+    DIR is a run folder or a cluster folder. Without one, it asks the peer configured in ./peer.toml or, where there is
+    none, the peers of the only run in ./runs that is under way. Peers that have finished or left, or have not joined,
+    are named as such.
 
     \b
     Examples:
       sotto stop --config peer.toml
-      sotto stop --run runs/digits
+      sotto stop runs/digits
     """
+    if is_nothing_named(config_file, directory, everybody):
+        directory = only_running()
     answers = call(config_file, directory, everybody, "stop")
     return _tell(answers, as_json, lambda answer: ["stops after this round"], many=directory is not None or everybody)
 
@@ -167,7 +197,7 @@ def rollback(round_: int, config_file: Path | None, directory: Path | None, as_j
     \b
     Examples:
       sotto rollback --round 40 --config peer.toml
-      sotto rollback --round 40 --run runs/digits
+      sotto rollback --round 40 runs/digits
     """
     if directory is not None and config_file is not None:
         raise ConfigError("already addresses all peers; omit --config", key="--run")
@@ -238,6 +268,11 @@ def _changes(answer: dict[str, Any]) -> list[str]:
     if (until := answer.get("certificate_until")) is not None:
         lines.append(f"uses its new certificate, valid until {until}, for new connections")
     return lines or ["its list of peers and its certificate are unchanged"]
+
+
+def is_nothing_named(config_file: Path | None, directory: Path | None, everybody: bool) -> bool:
+    """Return whether a command line names neither a peer nor a folder, and there is no ./peer.toml."""
+    return config_file is None and directory is None and not everybody and not DEFAULT_FILE.exists()
 
 
 def find_peer_files(directory: Path) -> list[Path]:

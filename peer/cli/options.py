@@ -19,6 +19,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_FILE = Path("peer.toml")
 DEFAULT_PEERS = 8
 DAYS = click.IntRange(1, 36500)
+RUNS = Path("runs")
 PASSPHRASE = "SOTTO_CA_PASSPHRASE"
 """Environment variable with the passphrase of ca.key, for scripts."""
 
@@ -59,6 +60,33 @@ peers_option = click.option(
     type=click.IntRange(min=1),
     help=f"Number of peers; by default the number in the configuration, or {DEFAULT_PEERS}.",
 )
+
+
+def newest_run(pattern: str = "*/config.toml") -> Path:
+    """Return the folder below ./runs that was written to last, of those that hold a run and match, and say on stderr
+    which it is. Raises ConfigError if there is none."""
+    runs = {RUNS / file.relative_to(RUNS).parts[0] for file in RUNS.glob(pattern)}
+    if not runs:
+        raise ConfigError("there is neither peer.toml nor a run in ./runs; name a folder")
+    newest = max(sorted(runs), key=lambda run: max(file.stat().st_mtime for file in run.iterdir()))
+    click.echo(f"{newest}, the newest run here", err=True)
+    return newest
+
+
+def only_running() -> Path:
+    """Return the folder below ./runs whose peers run now, and say on stderr which it is. Raises ConfigError unless it
+    is exactly one."""
+    from peer.state.checkpoints import is_in_use
+
+    locks = [lock for lock in RUNS.glob("*/peers/peer-*/state/lock") if is_in_use(lock.parent)]
+    runs = sorted({RUNS / lock.relative_to(RUNS).parts[0] for lock in locks})
+    if not runs:
+        raise ConfigError("there is neither peer.toml nor a run under way in ./runs; name a folder")
+    if len(runs) > 1:
+        raise ConfigError(f"several runs are under way; name one of {', '.join(map(str, runs))}")
+    (run,) = runs
+    click.echo(f"{run}, the only run under way here", err=True)
+    return run
 
 
 def script_options(command: Command) -> Command:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from peer.cli.app import SottoCommand, print_json
-from peer.cli.options import json_option
+from peer.cli.options import DEFAULT_FILE, json_option, newest_run
 from peer.errors import ConfigError, SottoError, StateError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ TOLERANCE = 1e-9
 
 
 @click.command(cls=SottoCommand)
-@click.argument("sources", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("sources", metavar="[FOLDER...]", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "-p",
     "--peer",
@@ -76,9 +76,10 @@ def export(
     """Write a trained model to a safetensors file.
 
     FOLDER is a run folder (exports the average of all peers, or one peer with --peer) or the folder of one peer
-    (exports its newest checkpoint). Of several folders of peers the average is exported. Neither the data nor the code
-    of the task or training script is needed. The model is de-biased: push-sum values are divided by their weight. A
-    strict load_state_dict of the model takes the file. A model card beside it says how the model was trained.
+    (exports its newest checkpoint); by default that of ./peer.toml or, without one, the newest run in ./runs. Of
+    several folders of peers the average is exported. Neither the data nor the code of the task or training script is
+    needed. The model is de-biased: push-sum values are divided by their weight. A strict load_state_dict of the model
+    takes the file. A model card beside it says how the model was trained.
 
     Buffers, such as the running statistics of norms, and private parameters are each peer's own. An average takes the
     mean, unless --statistics names a peer; for private parameters it has to be given.
@@ -93,6 +94,7 @@ def export(
 
     \b
     Examples:
+      sotto export
       sotto export runs/digits -o digits.safetensors
       sotto export runs/digits --int8 -o small.safetensors
       sotto export runs/digits --onnx --onnx-int8 --torch-export -o digits.safetensors
@@ -101,6 +103,7 @@ def export(
       sotto export kits/peer-0 kits/peer-2 --statistics peer-0
       sotto export runs/reviews --format huggingface -o reviews
     """
+    sources = sources or (Path() if DEFAULT_FILE.exists() else newest_run(),)
     for each in sources:
         if not each.exists():
             raise StateError(f"{each}: no such folder")
@@ -134,7 +137,7 @@ def export(
 
 
 @click.command(cls=SottoCommand)
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
@@ -144,8 +147,8 @@ def export(
 )
 @click.option("--offline", is_flag=True, help="Of a cluster, ask no peer: use what is in the folder.")
 @json_option
-def report(directory: Path, output: Path | None, offline: bool, as_json: bool) -> None:
-    """Write the report of a run folder, or of a cluster.
+def report(directory: Path | None, output: Path | None, offline: bool, as_json: bool) -> None:
+    """Write the report of a run folder, or of a cluster; by default of the newest run in ./runs.
 
     The report is one self-contained HTML file with learning curves, bytes of each link, the graph and the
     configuration. A run that is still in progress or was interrupted is shown up to its last record.
@@ -157,10 +160,12 @@ def report(directory: Path, output: Path | None, offline: bool, as_json: bool) -
 
     \b
     Examples:
+      sotto report
       sotto report runs/digits
       sotto report runs/digits -o /tmp/digits.html
       sotto report kits
     """
+    directory = directory or newest_run()
     from peer.ops.collect import is_cluster
     from peer.report.run_page import write_report
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 from peer.cli.app import SottoCommand, print_json
-from peer.cli.options import json_option
+from peer.cli.options import DEFAULT_FILE, json_option, newest_run
 from peer.errors import ConfigError
 
 
 @click.command(cls=SottoCommand)
-@click.argument("place", metavar="RUN|KITS|PEER", type=click.Path(path_type=Path))
+@click.argument("place", metavar="[RUN|KITS|PEER]", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -30,12 +30,13 @@ from peer.errors import ConfigError
     help="Add actions: stop, leave, remove, reload. It needs the operator's certificate.",
 )
 @json_option
-def watch(place: Path, port: int, operate: bool, as_json: bool) -> None:
+def watch(place: Path | None, port: int, operate: bool, as_json: bool) -> None:
     """Show a run on a live page in the browser.
 
     The argument is a run folder (`sotto up`, `sotto simulate`), a cluster folder (`sotto init cluster`), or a kit or
-    configuration file of one peer. The page shows the graph with its links, who waits for whom, the curves of all
-    peers, the worst peer, traffic, events and logs. Figures from before the page was opened come from the metrics.
+    configuration file of one peer; by default ./peer.toml or, without one, the newest run in ./runs. The page shows the
+    graph with its links, who waits for whom, the curves of all peers, the worst peer, traffic, events and logs. Figures
+    from before the page was opened come from the metrics.
 
     The command prints the address of the page and serves it until Ctrl-C, on loopback only. The address contains a
     token; without it, nobody on this machine can read the figures. From another machine, forward the port with
@@ -45,6 +46,7 @@ def watch(place: Path, port: int, operate: bool, as_json: bool) -> None:
 
     \b
     Examples:
+      sotto watch
       sotto watch runs/digits
       sotto watch kits --port 8080
       sotto watch kits --operate
@@ -60,6 +62,8 @@ def watch(place: Path, port: int, operate: bool, as_json: bool) -> None:
     from peer.watch.observer import open_observer
     from peer.watch.server import listen, server
 
+    if place is None:
+        place = DEFAULT_FILE if DEFAULT_FILE.exists() else newest_run()
     observer = open_observer(place)
     if operate:
         check_operator(observer)

@@ -163,6 +163,18 @@ class StateFolder:
         self._lock.close()
 
 
+def is_in_use(directory: Path) -> bool:
+    """Return whether a process has the state folder of a peer now."""
+    try:
+        with (directory / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # There is no peer that could have it.
+    return False
+
+
 def checkpoint_name(round_: int) -> str:
     """Return the file name of the checkpoint after so many rounds."""
     return f"{_PREFIX}{round_:08d}{_SUFFIX}"

@@ -4,6 +4,7 @@ tested with the daemon."""
 from __future__ import annotations
 
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -142,6 +143,25 @@ def test_stop_tells_every_peer(daemons: Daemons) -> None:
     assert result.exit_code == 0
     assert [call[1] for call in daemons.calls] == ["stop"] * 3
     assert result.stdout.splitlines()[0] == "peer-0: stops after this round"
+
+
+def test_without_a_folder_the_newest_run_is_asked_and_the_only_running_one_stopped(daemons: Daemons) -> None:
+    assert "neither peer.toml nor a run in ./runs" in sotto("status").stderr
+    for name in ("digits", "mnist"):
+        assert sotto("init", "cluster", f"runs/{name}/peers", "-n", "2").exit_code == 0
+        os.utime(f"runs/{name}/peers", (0, len(name)))
+    result = sotto("status", "--json")
+    assert result.stderr == "runs/digits, the newest run here\n"
+    assert [each["name"] for each in json.loads(result.stdout)] == ["peer-0", "peer-1"]
+    assert "nor a run under way in ./runs" in sotto("stop").stderr
+    with closing(StateFolder(Path("runs/mnist/peers/peer-1/state"))):
+        result = sotto("stop")
+        assert (result.exit_code, result.stderr) == (0, "runs/mnist, the only run under way here\n")
+        assert len(result.stdout.splitlines()) == 2
+        with closing(StateFolder(Path("runs/digits/peers/peer-0/state"))):
+            assert "several runs are under way; name one of runs/digits, runs/mnist" in sotto("stop").stderr
+    assert sotto("status", "runs/mnist").exit_code == 0
+    assert "name the folder once" in sotto("status", "runs/mnist", "--run", "kits").stderr
 
 
 def test_ten_peers_are_in_the_order_of_their_numbers(daemons: Daemons) -> None:

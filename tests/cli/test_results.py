@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,24 @@ def test_the_model_of_a_run_is_exported_once() -> None:
     assert Path("new/m.safetensors").read_bytes() == b"weights"
     assert sotto("export", "old", "-o", "new/m.safetensors").exit_code == 2
     assert sotto("export", "old", "-o", "new/m.safetensors", "--force", "--json").exit_code == 0
+
+
+def test_without_a_folder_the_newest_run_is_taken_and_named() -> None:
+    assert "there is neither peer.toml nor a run in ./runs" in sotto("report").stderr
+    for age, name in enumerate(("new", "old")):
+        write_sample_run(Path("runs") / name)
+        (Path("runs") / name / "config.toml").touch()
+        (Path("runs") / name / "model.safetensors").write_text(name)
+        for file in (Path("runs") / name).iterdir():
+            os.utime(file, (0, 1000 - age))
+    Path("runs/a-sweep/cells").mkdir(parents=True)
+    assert sotto("export", "-o", "m.safetensors").stderr == "runs/new, the newest run here\n"
+    assert Path("m.safetensors").read_text() == "new"
+    result = sotto("report", "--json")
+    assert (result.stderr, json.loads(result.stdout)) == (
+        "runs/new, the newest run here\n",
+        {"report": "runs/new/report.html"},
+    )
 
 
 def test_replay_prints_the_whole_trajectory_as_json() -> None:
