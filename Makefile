@@ -68,6 +68,7 @@ docs: $(READY_DEV) ## generate the pages and pictures of docs/ that come from co
 	$(BIN)/python tools/render_docs.py
 	$(BIN)/python tools/draw_concepts.py
 	$(BIN)/python -m sphinx -W --keep-going -n -q -c docs . build/site
+	@echo 'the site: build/site/docs/index.html'
 
 fuzz: $(READY_DEV) ## fuzz the frame decoder for an hour
 	$(BIN)/python -m tests.stress.fuzz --seconds 3600
@@ -95,6 +96,8 @@ $(READY) $(READY_DEV): pyproject.toml setup.py $(wildcard peer/native/*.[ch]) pe
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Sottovoce needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'setting up $(VENV), once. 1 of 2: $(TORCH), several hundred megabytes'
 	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	@echo '2 of 2: Sottovoce and what it needs; its kernels are compiled for this machine, which takes minutes'
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[$(EXTRAS)]" $(PACKAGES)
 	@touch $(READY) $@

@@ -111,3 +111,15 @@ def test_every_tool_can_be_imported() -> None:
         [sys.executable, "-c", code, *chosen], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_make_says_what_takes_long_and_where_the_site_is() -> None:
+    def said(*words: str) -> list[str]:
+        done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        lines = done.stdout.splitlines()
+        return [line if line.startswith("echo '") else "…" for line in lines if "echo '" in line or "pip" in line]
+
+    first, _, second, _ = said("--what-if=pyproject.toml", "run")
+    assert "torch" in first
+    assert "takes minutes" in second
+    assert "build/site/" in said("docs")[-1]
