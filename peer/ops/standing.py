@@ -67,12 +67,13 @@ def with_length(config: Config, base: Path) -> Config:
 def from_folder(config: Config, base: Path) -> Standing | None:
     """Return the standing in a peer's state folder, if it is final; None if it is not, or there is none."""
     folder = base / config.state.directory
-    index, rounds = config.peer.index, config.run.rounds
     try:
+        config = with_length(config, base)
         checkpoints = find_checkpoints(folder)
         done, state = read_description(checkpoints[-1]) if checkpoints else (0, {})
     except StateError:
         done, state = 0, {}
+    index, rounds = config.peer.index, config.run.rounds
     if has_left(state, config, index, done):
         return Standing("left", OWN_FOLDER, done)
     if done >= rounds or recorded(folder / "metrics.sqlite", index) >= rounds:
@@ -84,8 +85,11 @@ def last_figures(config: Config, base: Path) -> dict[str, Any]:
     """Return the last figures of a peer by its state folder, as its own answer would have them; none where that holds
     no metrics."""
     file = base / config.state.directory / "metrics.sqlite"
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(MetricsStore(file, read_only=True)) as store:
-        return {"rounds": config.run.rounds, **store.last_figures(config.peer.index)}
+    with (
+        contextlib.suppress(sqlite3.Error, StateError),
+        contextlib.closing(MetricsStore(file, read_only=True)) as store,
+    ):
+        return {"rounds": with_length(config, base).run.rounds, **store.last_figures(config.peer.index)}
     return {}
 
 
