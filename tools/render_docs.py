@@ -129,10 +129,13 @@ PAGES: Mapping[str, Callable[[], str]] = {
 }
 
 _CONFIGURATION = """\
-One TOML file configures one peer. `sotto init` writes a file with a comment above every key, and `sotto validate`
-checks a file. The sections `run`, `graph`, `algorithm`, `compressor`, `training`, `data`, `rounds` and `evaluation`
-must be the same on every device of a run: a peer refuses a neighbour whose shared sections differ. The other sections
-may differ from device to device.
+One TOML file configures one peer. `sotto init` writes a file that names what differs from the defaults, with
+`--all-keys` one that explains every key, and `sotto validate` checks a file. What a file leaves out is as in the
+release that `defaults` names, also under a later release; without that key, as in the one that reads it.
+
+The sections `run`, `graph`, `algorithm`, `compressor`, `training`, `data`, `rounds` and `evaluation` must be the same
+on every device of a run: a peer refuses a neighbour whose shared sections differ. The other sections may differ from
+device to device.
 
 A value comes from the first of these places that sets it:
 

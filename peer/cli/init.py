@@ -13,6 +13,9 @@ from peer.errors import ConfigError
 from peer.terminal import command
 
 force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
+all_keys_option = click.option(
+    "--all-keys", is_flag=True, help="Write and explain every key, not only those that differ from the defaults."
+)
 
 
 @click.group(cls=SottoGroup, invoke_without_command=True)
@@ -39,6 +42,7 @@ force_option = click.option("--force", is_flag=True, help="Overwrite existing fi
     metavar="HOST[:PORT]",
     help='With --join: address at which others reach the new peer; omit it (or give "-") if it can only dial out.',
 )
+@all_keys_option
 @force_option
 @click.pass_context
 def init(
@@ -48,9 +52,10 @@ def init(
     join: Path | None,
     name: str | None,
     host: str | None,
+    all_keys: bool,
     force: bool,
 ) -> None:
-    """Write a configuration file with a comment above every key.
+    """Write a configuration file with what differs from the defaults.
 
     With --join: prepare a new device for an existing cluster. Its private key stays on the device. Take DIR/request.pem
     to the machine that holds the cluster folder, and sign it there with `sotto sign`.
@@ -59,6 +64,7 @@ def init(
     Examples:
       sotto init                                write ./peer.toml with default values
       sotto init -o run.toml -s graph.kind=torus
+      sotto init -o all.toml --all-keys         write every key with what it does and accepts
       sotto init cluster kits --peers 8         write certificates and one folder for each peer
       sotto init --join garage --name garage --host 10.0.0.9
     """
@@ -79,7 +85,7 @@ def init(
     from peer.config.writer import write_peer_file
 
     config, _ = load_config(None, settings)
-    write_peer_file(output, config, force=force)
+    write_peer_file(output, config, force=force, all_keys=all_keys)
     click.echo(f"wrote {output}")
 
 
@@ -119,6 +125,7 @@ def init(
 @click.option("--ca-days", type=DAYS, metavar="N", help="Days for which the authority is valid; by default ten years.")
 @click.option("--passphrase", is_flag=True, help=f"Encrypt ca.key; asks for a passphrase, or takes ${PASSPHRASE}.")
 @job_options
+@all_keys_option
 @force_option
 def cluster(
     directory: Path,
@@ -132,6 +139,7 @@ def cluster(
     passphrase: bool,
     config_file: Path | None,
     settings: tuple[str, ...],
+    all_keys: bool,
     force: bool,
 ) -> None:
     """Write everything that the devices of a run need into DIRECTORY.
@@ -153,7 +161,7 @@ def cluster(
 
     config, base = load_config(config_file, settings)
     places = place_peers(num_peers, hosts, port)
-    options = {"force": force, "to_be_copied": True}
+    options = {"force": force, "to_be_copied": True, "all_keys": all_keys}
     secret = _new_passphrase() if passphrase else None
     files = write_cluster(
         directory,

@@ -640,6 +640,10 @@ SECTIONS: Mapping[str, type[Section]] = {
     "privacy": PrivacyOptions,
 }
 
+DEFAULTS = "0.3"
+"""The release whose defaults are those here. A file names it as `defaults`, for what it leaves out: a later release
+with other defaults has to go on to know these."""
+
 ENVIRONMENT_PREFIX = "SOTTO_"
 
 
@@ -694,6 +698,10 @@ def check(tree: Mapping[str, Any], *, file: str | None = None, sources: Mapping[
 
     `sources` says where a dotted key came from, where that is not the file.
     """
+    tree = dict(tree)
+    if (named := tree.pop("defaults", DEFAULTS)) != DEFAULTS:
+        problem = "this release knows no other defaults for what the file leaves out; install the release that wrote it"
+        raise ConfigError(problem, key="defaults", value=named, valid=f'"{DEFAULTS}"', file=file)
     try:
         plain = {name: _plain(name, table, file, sources or {}) for name, table in tree.items()}
         return Config.model_validate(_with_run_name(plain))

@@ -7,6 +7,7 @@ the caller says so.
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import tomlkit
 
 from peer.config import schema
-from peer.config.options import SECTIONS, Config, PeerAddress, Section
+from peer.config.options import DEFAULTS, SECTIONS, Config, PeerAddress, Section
 from peer.errors import ConfigError
 from peer.files import write_whole
 
@@ -31,6 +32,21 @@ The sections run, graph, algorithm, compressor, training, data, rounds and evalu
 device of a run. The other sections may differ from device to device.
 Environment variables override keys (SOTTO_TRAINING__LEARNING_RATE=0.05). The value "none" leaves a key unset.
 """
+
+_SHORT_HEADER = """\
+Sottovoce: the configuration of one peer.
+
+  sotto validate --config FILE    check it, and the graph and algorithm it describes
+  sotto run --config FILE         start the peer
+
+It names what differs from the defaults; `sotto init --all-keys -o FILE` writes a file that explains every key.
+The sections run, graph, algorithm, compressor, training, data, rounds and evaluation must be the same on every
+device of a run. The other sections may differ from device to device.
+"""
+
+_ALWAYS_NAMED = {"run": ("name", "rounds"), "peer": ("index", "listen"), "training": ("task",)}
+"""Keys that a short file names even at their defaults: they say whose file it is, and what is edited first. The name
+of a run would follow from another task."""
 
 _RESOLVED_HEADER = """\
 Sottovoce: the configuration of this run, resolved from file, environment and command line.
@@ -64,9 +80,11 @@ admitted = true
 """
 
 
-def write_peer_file(path: Path, config: Config | None = None, *, force: bool = False) -> None:
-    """Write a commented peer.toml. Raises ConfigError if the file exists, unless `force`, or cannot be written."""
-    write_bytes(path, render(config or Config(), header=_PEER_HEADER).encode(), force=force)
+def write_peer_file(path: Path, config: Config | None = None, *, force: bool = False, all_keys: bool = False) -> None:
+    """Write a peer.toml with what differs from the defaults or, with `all_keys`, with every key and what it accepts.
+    Raises ConfigError if the file exists, unless `force`, or cannot be written."""
+    header = _PEER_HEADER if all_keys else _SHORT_HEADER
+    write_bytes(path, render(config or Config(), header=header, all_keys=all_keys).encode(), force=force)
 
 
 def write_resolved(config: Config, path: Path, base: Path) -> None:
@@ -93,14 +111,22 @@ def with_path(config: Config, section: str, key: str, value: str) -> Config:
     return config.model_copy(update={section: getattr(config, section).model_copy(update={key: value})})
 
 
-def render(config: Config, *, header: str) -> str:
-    """Return the configuration as TOML in which a comment above each key says what it does and accepts."""
+def render(config: Config, *, header: str, all_keys: bool = True) -> str:
+    """Return the configuration as TOML in which a comment above each key says what it does; with `all_keys` also those
+    at their defaults, with what they accept."""
     document = tomlkit.document()
     _comment(document, header)
+    if not all_keys:
+        document.add(tomlkit.nl())
+        _comment(document, "What this file leaves out is as in this release, also under a later one.")
+        document.add("defaults", DEFAULTS)
     for name in SECTIONS:
+        table = tomlkit.table() if name == "peers" else _table(name, getattr(config, name), all_keys)
+        if name != "peers" and not table:
+            continue
         document.add(tomlkit.nl())
         if name != "peers":
-            document.add(name, _table(getattr(config, name)))
+            document.add(name, table)
         elif config.peers:
             document.add(name, _peers(config.peers))
         else:
@@ -128,20 +154,27 @@ def refuse_existing(path: Path) -> None:
         raise ConfigError("already exists; name another place, or overwrite it with --force", file=str(path))
 
 
-def _table(section: Section) -> tomlkit.items.Table:
+def _table(name: str, section: Section, all_keys: bool) -> tomlkit.items.Table:
     table = tomlkit.table()
     kind = type(section)
-    _comment(table, (kind.__doc__ or "").strip())
-    table.add(tomlkit.nl())
+    if all_keys:
+        _comment(table, (kind.__doc__ or "").strip())
+        table.add(tomlkit.nl())
     for key in kind.model_fields:
         value, default = getattr(section, key), kind.model_fields[key].get_default(call_default_factory=True)
-        _comment(table, schema.sentence(kind, key))
-        _comment(table, f"{_capital(schema.accepts(kind, key))}. Default: {spell(default)}.")
+        if all_keys:
+            _comment(table, schema.sentence(kind, key))
+            _comment(table, f"{_capital(schema.accepts(kind, key))}. Default: {spell(default)}.")
+        elif value == default and key not in _ALWAYS_NAMED.get(name, ()):
+            continue
+        else:
+            _comment(table, re.split(r"(?<=\.) ", schema.sentence(kind, key))[0])
         if value is None and default is None:
             table.add(tomlkit.comment(f"{key} ="))
         else:
             table.add(key, "none" if value is None else _plain(value))
-        table.add(tomlkit.nl())
+        if all_keys:
+            table.add(tomlkit.nl())
     return table
 
 

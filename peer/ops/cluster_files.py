@@ -34,6 +34,7 @@ def write_cluster(
     relay: int | None = None,
     join_later: int = 0,
     to_be_copied: bool = False,
+    all_keys: bool = False,
     days: int | None = None,
     ca_days: int | None = None,
     passphrase: bytes | None = None,
@@ -44,10 +45,11 @@ def write_cluster(
     nowhere and dials out; peer `relay` connects such peers with each other. The last `join_later` are not yet members
     when the run begins. Where every host is this machine, peers listen on loopback only, otherwise on all interfaces.
     `base` is where the relative paths of `config` start; in the new files they lead to the same places. With
-    `to_be_copied` they lead to places in the folders: files are copied into them, and a data folder is linked.
-    Certificates are valid for `days` (by default two years), the authority for `ca_days` (ten); its key is encrypted
-    with `passphrase`, if any. With `security.mode = "insecure"` no certificates are made. Raises ConfigError if the
-    folder already holds a cluster, unless `force`, and for contents that it cannot hold, before anything is written.
+    `to_be_copied` they lead to places in the folders: files are copied into them, and a data folder is linked. With
+    `all_keys` the files name also what is at its default. Certificates are valid for `days` (by default two years), the
+    authority for `ca_days` (ten); its key is encrypted with `passphrase`, if any. With `security.mode = "insecure"` no
+    certificates are made. Raises ConfigError if the folder already holds a cluster, unless `force`, and for contents
+    that it cannot hold, before anything is written.
     """
     names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(len(hosts))]
     if len(names) != len(hosts):
@@ -93,7 +95,7 @@ def write_cluster(
     for index, folder in enumerate(folders):
         mine = _peer_config(config, index, hosts, names, None if relay is None else names[relay], join_later)
         mine = _self_contained(mine, base, folder, copied) if to_be_copied else moved(mine, base, folder)
-        write_peer_file(folder / "peer.toml", mine, force=force)
+        write_peer_file(folder / "peer.toml", mine, force=force, all_keys=all_keys)
     if issued:
         authority.write(*authority_files, passphrase)
         for certificate, files in zip(issued, (operator_files, *peer_files), strict=True):

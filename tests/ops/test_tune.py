@@ -424,7 +424,7 @@ def test_an_unset_key_of_a_generated_file_is_filled_in_where_it_stands(tmp_path:
     from peer.config.writer import write_peer_file
 
     path = tmp_path / "peer.toml"
-    write_peer_file(path)
+    write_peer_file(path, all_keys=True)
     before = path.read_text().splitlines()
     write(path, tuned())
     after = path.read_text().splitlines()
