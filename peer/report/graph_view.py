@@ -49,6 +49,16 @@ _DARK = _Colours("#e6eaec", "#98a3ab", "#233a44", "#56b4e9", "#1b2125")
 def text(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
     """Return the properties of a schedule, and its weights or (for many peers) its neighbours."""
     lines = [title(schedule), ""]
+    if not schedule.is_time_varying and schedule.diameter is not None and schedule.diameter_is_exact:
+        numbers = sorted(len(schedule.receivers(0, peer)) for peer in range(schedule.num_peers))
+        others = f"{numbers[0]}" if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
+        rounds = f"{schedule.diameter} round{'s' if schedule.diameter != 1 else ''}"
+        lines += [
+            f"In each round, every peer sends to {others} of the others; what one of them learns reaches all in"
+            f" {rounds}.",
+            "`--svg FILE` draws the graph.",
+            "",
+        ]
     facts = properties(schedule)
     width = max(len(label) for label, _ in facts)
     lines += [f"  {label:<{width}}  {value}" for label, value in facts]

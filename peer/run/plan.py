@@ -260,7 +260,8 @@ def missing_here(config: Config, base: Path) -> Iterator[validate.Objection]:
         sentence = f"there is no module {module} here; start in the folder that contains it, or install it"
         yield validate.Objection("error", "training.task", sentence)
     if directory is not None and not (base / directory).exists():
-        yield validate.Objection("error", "data.directory", f"there is no {base / directory} on this device")
+        makes = "; make that folder, where the task fills it by itself" if function else ""
+        yield validate.Objection("error", "data.directory", f"there is no {base / directory} on this device{makes}")
     elif directory is None and reads_files:
         yield validate.Objection("error", "data.directory", f"is missing; name the folder with the data of task {name}")
 

@@ -66,8 +66,17 @@ def test_the_text_of_many_peers_lists_neighbours_and_stays_short():
     assert "(499 in all)" in graph_view.text(graph("complete", 500))
 
 
+def test_a_sentence_says_what_the_figures_mean():
+    ring = graph_view.text(graph("directed-ring"))
+    assert "sends to 1 of the others; what one of them learns reaches all in 7 rounds." in ring
+    assert "sends to 1 to 7 of the others" in graph_view.text(graph("star"))
+    assert "reaches all in 1 round." in graph_view.text(graph("complete"))
+    assert "reaches all" not in graph_view.text(graph("exponential-one-peer"))
+
+
 def test_a_disconnected_graph_is_shown_as_such():
     text = graph_view.text(Schedule.from_matrices([np.eye(2)]))
+    assert "reaches all" not in text
     assert re.search(r"strongly connected +no", text)
     assert re.search(r"diameter +none", text)
 
