@@ -14,7 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from peer.errors import StateError
+from peer.config.options import load
+from peer.config.writer import render
+from peer.errors import ConfigError, StateError
 from peer.foreign_values import parse_toml
 from peer.records import RoundRecord
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary, measured
@@ -162,7 +164,13 @@ def _read_metrics(data: RunData) -> bool:
 
 def _config_of_a_peer(data: RunData) -> str | None:
     first = next(iter(sorted(data.directory.glob("peer-*/peer.toml"))), None)
-    return None if first is None else _read_text(data, str(first.relative_to(data.directory)))
+    if first is None:
+        return None
+    try:
+        # A short file leaves out what a page shows, and compares with other runs.
+        return render(load(first, environment={}), header="")
+    except ConfigError:
+        return _read_text(data, str(first.relative_to(data.directory)))
 
 
 def _sorted_values(rows: dict[Any, Any]) -> list[Any]:

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from peer.config.options import load
+from peer.config.writer import write_peer_file
 from peer.errors import StateError
+from peer.foreign_values import parse_toml
+from peer.report.comparison import settings
 from peer.report.run_data import RunData, load_run
 from peer.report.run_page import render, write_report
 from peer.state.metrics import LinkRecord, Summary
@@ -136,6 +140,16 @@ def test_what_is_missing_is_said_and_does_no_harm(missing: list[str], phrase: st
     page = Page(render(load_run(run)))
     assert page.headings == SECTIONS
     assert phrase in page.words
+
+
+def test_settings_that_a_short_file_of_a_device_leaves_out_are_shown(run: Path) -> None:
+    whole = load_run(run).config
+    config = load(run / "config.toml", environment={})
+    (run / "config.toml").unlink()
+    write_peer_file(run / "peer-0" / "peer.toml", config)
+    found = settings(load_run(run))
+    assert found["training.learning_rate"] == "0.1"
+    assert parse_toml(load_run(run).config or "") == parse_toml(whole or "")
 
 
 def test_names_from_the_run_are_text_not_markup(run: Path) -> None:
