@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from peer.train import listed
 from peer.train.full_precision.norms import NORMS
 from peer.train.model_file import start_model
 from peer.train.models import (
@@ -29,8 +30,9 @@ def count(model: nn.Module) -> int:
 
 
 def test_every_model_is_described():
-    assert all(info.summary.endswith(".") for info in MODELS.values())
-    assert MODELS["resnet20"].make is resnet20
+    assert all(summary.endswith(".") for summary in listed.MODELS.values())
+    assert list(listed.MODELS) == list(MODELS)
+    assert MODELS["resnet20"] is resnet20
 
 
 def test_sizes_are_those_of_the_papers():
