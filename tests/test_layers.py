@@ -63,8 +63,8 @@ ROOMS: dict[str, set[str]] = {
         "state", "terminal", "train", "wire",
     },
     "ops": {
-        "compress", "config", "errors", "files", "foreign_text", "gossip", "library", "net", "random", "records", "run",
-        "simulate", "state", "train", "wire",
+        "compress", "config", "errors", "files", "foreign_text", "foreign_values", "gossip", "library", "net", "random",
+        "records", "run", "simulate", "state", "train", "wire",
     },
     "report": {"config", "errors", "files", "foreign_values", "gossip", "ops", "records", "state"},
     "lab": {
@@ -79,9 +79,8 @@ ROOMS: dict[str, set[str]] = {
     "watch": {"config", "errors", "foreign_text", "foreign_values", "ops", "records", "report", "run", "state"},
     "cli": {
         "compress", "config", "daemon", "errors", "files", "foreign_text", "gossip", "lab",
-        "library", "links", "ops", "planning", "records", "report", "run", "simulate", "state", "terminal", "trackers",
-        "train",
-        "watch",
+        "library", "links", "net", "ops", "planning", "records", "report", "run", "simulate", "state", "terminal",
+        "trackers", "train", "watch",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -53,7 +53,14 @@ cli.add_section(
 )
 cli.add_section(
     "Devices",
-    {"doctor": "devices.doctor", "sign": "devices.sign", "revoke": "devices.revoke", "audit": "devices.audit"},
+    {
+        "invite": "invite.invite",
+        "join": "invite.join",
+        "doctor": "devices.doctor",
+        "sign": "devices.sign",
+        "revoke": "devices.revoke",
+        "audit": "devices.audit",
+    },
 )
 cli.add_section("Train", {"up": "up.up", "run": "run.run", "simulate": "simulate.simulate"})
 cli.add_section(

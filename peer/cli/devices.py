@@ -65,7 +65,7 @@ def sign(
     proposal = enrollment.propose(directory, data, relay=relay, passphrase=passphrase)
     expected = {"name": name, "address": address, "key": key}
     _refuse_others(proposal, expected)
-    _show(proposal)
+    show_proposal(proposal)
     if not yes and None in expected.values():
         _ask()
     done = enrollment.admit(directory, proposal, days=days, passphrase=passphrase)
@@ -104,10 +104,12 @@ def _is_print(given: str, thumbprint: str) -> bool:
     return given.replace(":", "").upper() == thumbprint.replace(":", "")
 
 
-def _show(proposal: Proposal) -> None:
+def show_proposal(proposal: Proposal) -> None:
     """Show on standard error what is about to be signed."""
     entry = proposal.entry
-    click.echo(f"name       {entry.name}", err=True)
+    click.echo(f"name       {proposal.request.name}", err=True)
+    if proposal.takes_seat:
+        click.echo(f"seat       {entry.name}, which is its name in the run", err=True)
     click.echo(f"address    {entry.advertise or 'none: nobody can dial it'}", err=True)
     if entry.relay is not None:
         click.echo(f"relay      {entry.relay}", err=True)

@@ -121,6 +121,13 @@ def init(
     default=0,
     help="Begin the run without the last N peers; each becomes a member when it is started.",
 )
+@click.option(
+    "--seats",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    help="Keep the last N peers free for devices that `sotto invite` admits; the run begins when all have come.",
+)
 @click.option("--days", type=DAYS, metavar="N", help="Days for which certificates are valid; by default two years.")
 @click.option("--ca-days", type=DAYS, metavar="N", help="Days for which the authority is valid; by default ten years.")
 @click.option("--passphrase", is_flag=True, help=f"Encrypt ca.key; asks for a passphrase, or takes ${PASSPHRASE}.")
@@ -134,6 +141,7 @@ def cluster(
     port: int,
     relay: int | None,
     join_later: int,
+    seats: int,
     days: int | None,
     ca_days: int | None,
     passphrase: bool,
@@ -155,6 +163,7 @@ def cluster(
       sotto init cluster kits --host 10.0.0.1 --host - --host - --relay 0
       sotto init cluster kits --peers 4 --config run.toml --set run.rounds=5000
       sotto init cluster kits --peers 6 --join-later 2
+      sotto init cluster kits --peers 3 --seats 2 --host 10.0.0.1
     """
     from peer.config.options import OWN_LOOP
     from peer.ops.cluster_files import place_peers, write_cluster
@@ -170,6 +179,7 @@ def cluster(
         base=base,
         relay=relay,
         join_later=join_later,
+        seats=seats,
         days=days,
         ca_days=ca_days,
         passphrase=secret,
@@ -177,6 +187,8 @@ def cluster(
     )
     click.echo(f"wrote {directory}: {len(files)} peers")
     script = ["SCRIPT"] if config.training.task == OWN_LOOP else []
+    if seats:
+        click.echo(f"fill the seats with: {command('invite', directory, '--count', seats)}")
     click.echo(f"start each with: {command('run', *script, '--config', files[0])}")
 
 

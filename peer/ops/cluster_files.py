@@ -33,6 +33,7 @@ def write_cluster(
     force: bool = False,
     relay: int | None = None,
     join_later: int = 0,
+    seats: int = 0,
     to_be_copied: bool = False,
     all_keys: bool = False,
     days: int | None = None,
@@ -43,7 +44,8 @@ def write_cluster(
 
     A device needs only its folder peer-K. Peers find each other through `advertise`; a peer without an address listens
     nowhere and dials out; peer `relay` connects such peers with each other. The last `join_later` are not yet members
-    when the run begins. Where every host is this machine, peers listen on loopback only, otherwise on all interfaces.
+    when the run begins. The last `seats` get no certificate and no address: devices that are invited take these places.
+    Where every host is this machine, peers listen on loopback only, otherwise on all interfaces.
     `base` is where the relative paths of `config` start; in the new files they lead to the same places. With
     `to_be_copied` they lead to places in the folders: files are copied into them, and a data folder is linked. With
     `all_keys` the files name also what is at its default. Certificates are valid for `days` (by default two years), the
@@ -71,6 +73,15 @@ def write_cluster(
         raise ConfigError(
             "leaves no peer to begin the run", key="--join-later", value=join_later, valid=f"0 to {len(hosts) - 1}"
         )
+    taken = len(hosts) - seats
+    reached = any(host.address is not None for host in hosts[: max(taken, 0)])
+    if seats and (join_later or config.security.mode != "mtls" or not reached):
+        raise ConfigError(
+            "needs certificates, no --join-later, and a peer beside the seats that others can dial",
+            key="--seats",
+            value=seats,
+        )
+    hosts = [*hosts[:taken], *(Host(None, host.port) for host in hosts[taken:])]
     folders = [directory / f"peer-{index}" for index in range(len(hosts))]
     authority_files = (directory / "ca.pem", directory / "ca.key")
     operator_files = (directory / "operator.pem", directory / "operator.key")
@@ -87,7 +98,7 @@ def write_cluster(
         addresses = [[host.address] if host.address is not None else [] for host in hosts]
         issued = [
             authority.issue("operator", role=Role.OPERATOR, days=days or PEER_DAYS),
-            *(authority.issue(*each, days=days or PEER_DAYS) for each in zip(names, addresses, strict=True)),
+            *(authority.issue(*each, days=days or PEER_DAYS) for each in zip(names[:taken], addresses, strict=False)),
         ]
     # From here on only the disk can object.
     for file in certificates:
@@ -98,7 +109,7 @@ def write_cluster(
         write_peer_file(folder / "peer.toml", mine, force=force, all_keys=all_keys)
     if issued:
         authority.write(*authority_files, passphrase)
-        for certificate, files in zip(issued, (operator_files, *peer_files), strict=True):
+        for certificate, files in zip(issued, (operator_files, *peer_files[:taken]), strict=True):
             certificate.write(*files)
         (directory / "revoked.pem").unlink(missing_ok=True)
         for folder in folders:

@@ -9,7 +9,11 @@ that `sotto init cluster` wrote.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peer.config.options import Config, PeerAddress, load
@@ -18,12 +22,14 @@ from peer.errors import ConfigError, SecurityError
 from peer.net.address import dialled_address, is_loopback, split_address, why_no_name
 from peer.net.security.authority import PEER_DAYS, CertificateAuthority
 from peer.net.security.certificates import Identity, Place, identify, is_signed_by
-from peer.net.security.keys import is_encrypted, write_secret
+from peer.net.security.keys import is_encrypted, parse_key, read_secret, write_secret
 from peer.net.security.requests import Request, read_request, request_certificate
 from peer.ops.cluster_files import join_address, listening_address, place_peers, read_named, refuse_mixed_loopback
 from peer.run.plan import why_no_changes
 
 REQUEST_FILE = "request.pem"
+KEY_FILE = "peer.key"
+CONFIG_FILE = "peer.toml"
 LIST_FILE = "revoked.pem"
 ISSUED = "issued"
 _CA_KEY = "ca.key"
@@ -42,6 +48,8 @@ class Proposal:
     """Whether the list of peers has it already: then its certificate is renewed."""
     left_out: tuple[str, ...]
     """Other names in the request, in printable form; not signed."""
+    takes_seat: bool = False
+    """Whether it gets a seat that `sotto init cluster` reserved, with that name."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +66,21 @@ class Admitted:
     """Whether the list of peers had it before: then its certificate is renewed."""
 
 
-def request(directory: Path, name: str, host: str | None, port: int) -> str:
+def request(directory: Path, name: str, host: str | None, port: int, *, again: bool = False) -> str:
     """Write a private key and a request for a certificate into the device's folder; return the key's thumbprint.
 
-    `host` is where the others will reach it, HOST[:PORT]; "-" or None where nobody can. Raises ConfigError,
-    SecurityError if a key is there already.
+    `host` is where the others will reach it, HOST[:PORT]; "-" or None where nobody can. With `again`, a key that is
+    there stays, and the request is made anew. Raises ConfigError, SecurityError if a key is there already.
     """
     (place,) = place_peers(None, [host or "-"], port)
     address = None if place.address is None else join_address(place.address, place.port)
-    pem, key = request_certificate(name, [place.address] if place.address else [], address=address)
+    file = directory / KEY_FILE
+    kept = parse_key(read_secret(file), file) if again and file.exists() else None
+    pem, key = request_certificate(name, [place.address] if place.address else [], address=address, key=kept)
     # As whoever signs it reads it, before anything is written.
     thumbprint = read_request(pem).thumbprint
-    write_secret(directory / "peer.key", key)
+    if kept is None:
+        write_secret(file, key)
     write_bytes(directory / REQUEST_FILE, pem)
     return thumbprint
 
@@ -80,17 +91,25 @@ def needs_passphrase(directory: Path) -> bool:
 
 
 def propose(
-    directory: Path, request_pem: bytes, *, relay: str | None = None, passphrase: bytes | None = None
+    directory: Path,
+    request_pem: bytes,
+    *,
+    relay: str | None = None,
+    passphrase: bytes | None = None,
+    may_take_seat: bool = False,
 ) -> Proposal:
     """Return the proposal that `admit` would sign for a request, with the authority in the cluster's folder.
 
     `relay`: the peer at which the device waits for callers, where nobody can dial it. `passphrase`: of the
-    authority's key, if it has one. Raises ConfigError, SecurityError.
+    authority's key, if it has one. With `may_take_seat` it gets a seat, if one is free. Raises ConfigError,
+    SecurityError.
     """
-    authority = _authority(directory, passphrase)
-    model, _ = _any_peer_file(directory)
+    authority = read_authority(directory, passphrase)
+    model, _ = any_peer_file(directory)
     names = [peer.name for peer in model.peers]
     asked = read_request(request_pem)
+    if may_take_seat and (seats := free_seats(directory)):
+        return Proposal(asked, *_seated(model, seats[0], asked.address, relay), False, asked.beyond, True)
     left_out = asked.beyond
     if asked.name in names:
         index = names.index(asked.name)
@@ -99,6 +118,8 @@ def propose(
         if asked.address not in (None, entry.advertise):
             left_out = (ascii(asked.address), *left_out)
         return Proposal(asked, index, entry, True, left_out)
+    if (why := why_no_changes(model)) is not None:
+        raise ConfigError(f"{asked.name} cannot join: {why}", key="peers")
     entry = _new_entry(model, asked.name, asked.address, relay)
     _refuse_taken_number(directory, authority, len(names))
     return Proposal(asked, len(names), entry, False, left_out)
@@ -110,14 +131,27 @@ def admit(directory: Path, proposal: Proposal, *, days: int | None = None, passp
     That is its certificate, the authority's, and a peer.toml in which it stands at the end of `[[peers]]`. For a peer
     that the list has already, a new certificate alone. It is valid for `days`. Raises ConfigError, SecurityError.
     """
-    authority = _authority(directory, passphrase)
-    model, base = _any_peer_file(directory)
+    with _locked(directory):
+        return _admit(directory, proposal, days or PEER_DAYS, passphrase)
+
+
+def _admit(directory: Path, proposal: Proposal, days: int, passphrase: bytes | None) -> Admitted:
+    authority = read_authority(directory, passphrase)
+    model, base = any_peer_file(directory)
     index, entry, known = proposal.index, proposal.entry, proposal.known
+    # Others may have been admitted since it was shown.
+    if proposal.takes_seat:
+        if not (seats := free_seats(directory)):
+            raise ConfigError("all seats have been taken meanwhile", file=str(directory))
+        index, entry = _seated(model, seats[0], entry.advertise, entry.relay)
+    elif not known:
+        entry, index = _new_entry(model, entry.name, entry.advertise, entry.relay), model.num_peers
+        _refuse_taken_number(directory, authority, index)
     place = Place(index, entry.advertise, entry.relay) if entry.admitted else None
-    days = days or PEER_DAYS
-    identity, certificate = authority.grant(proposal.request, address=entry.advertise, place=place, days=days)
+    asked = replace(proposal.request, name=entry.name)
+    identity, certificate = authority.grant(asked, address=entry.advertise, place=place, days=days)
     folder = base.parent if known and model.peer.index == index else directory / f"peer-{index}"
-    if not known:
+    if not known and not proposal.takes_seat:
         _refuse_taken(folder)
     start = model.training.warm_start
     # One of the cluster's own files lies in every folder of it.
@@ -128,20 +162,33 @@ def admit(directory: Path, proposal: Proposal, *, days: int | None = None, passp
     if older.exists() and is_signed_by(older.read_bytes(), authority.certificate):
         _keep(directory, identify(older.read_bytes(), str(older)), older.read_bytes())
     _keep(directory, identity, certificate)
-    write_bytes(folder / "peer.pem", certificate)
-    write_bytes(folder / "ca.pem", authority.certificate)
-    if (directory / LIST_FILE).exists():
-        write_bytes(folder / LIST_FILE, (directory / LIST_FILE).read_bytes())
-    if not known:
-        write_peer_file(folder / "peer.toml", _of_new_peer(model, index, entry))
-        if copied is not None:
-            write_bytes(folder / copied[0].name, copied[1])
+    revoked = (directory / LIST_FILE).read_bytes() if (directory / LIST_FILE).exists() else b""
+    if copied is not None:
+        write_bytes(folder / copied[0].name, copied[1])
+    config = None if known else _of_new_peer(model, index, entry)
+    if proposal.takes_seat:
+        _announce(directory, index, entry)
+    fill(folder, certificate, authority.certificate, revoked, config)
     return Admitted(identity, index, entry, folder, known)
+
+
+def fill(folder: Path, certificate: bytes, authority: bytes, revoked: bytes, config: Config | None) -> None:
+    """Write the files of a device's folder beside its key: certificates, the list of revoked ones (PEM; empty: none),
+    and last its configuration, if it gets one. Raises ConfigError."""
+    write_bytes(folder / "peer.pem", certificate)
+    write_bytes(folder / "ca.pem", authority)
+    if revoked:
+        write_bytes(folder / LIST_FILE, revoked)
+    if config is not None:
+        # A seat's file is there, and has no address yet.
+        write_peer_file(folder / CONFIG_FILE, config, force=True)
 
 
 def add_unsigned(directory: Path, name: str, advertise: str | None) -> Path:
     """Write the peer.toml of one more peer of a cluster without certificates; return the file. Raises ConfigError."""
-    model, _ = _any_peer_file(directory)
+    model, _ = any_peer_file(directory)
+    if (why := why_no_changes(model)) is not None:
+        raise ConfigError(f"{name} cannot join: {why}", key="peers")
     file = directory / f"peer-{model.num_peers}" / "peer.toml"
     write_peer_file(file, _of_new_peer(model, model.num_peers, _new_entry(model, name, advertise, None)))
     return file
@@ -155,7 +202,7 @@ def revoke(
     `keep_newest` spares the one issued last: for a device that got a new certificate after its key was lost. Raises
     SecurityError if there is nothing to revoke.
     """
-    authority = _authority(directory, passphrase)
+    authority = read_authority(directory, passphrase)
     found = [each for each in _certificates(directory, authority) if each.name == name]
     if keep_newest:
         found = found[:-1]
@@ -193,7 +240,19 @@ def _certificates(directory: Path, authority: CertificateAuthority) -> list[Iden
     return [each for each, _ in sorted(found.values(), key=lambda pair: (pair[0].not_before, pair[1]))]
 
 
-def _authority(directory: Path, passphrase: bytes | None) -> CertificateAuthority:
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Let nobody else admit a peer meanwhile: two must never get one number."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def read_authority(directory: Path, passphrase: bytes | None) -> CertificateAuthority:
+    """Return the authority in a cluster's folder. Raises SecurityError."""
     key = directory / _CA_KEY
     if not key.exists():
         raise SecurityError(
@@ -203,9 +262,9 @@ def _authority(directory: Path, passphrase: bytes | None) -> CertificateAuthorit
     return CertificateAuthority.load(directory / "ca.pem", key, passphrase)
 
 
-def _any_peer_file(directory: Path) -> tuple[Config, Path]:
+def any_peer_file(directory: Path) -> tuple[Config, Path]:
     """Return the configuration with the longest list of peers in the cluster's folder, and its file."""
-    files = sorted(directory.glob("peer-*/peer.toml"))
+    files = sorted(directory.glob(f"peer-*/{CONFIG_FILE}"))
     if not files:
         raise ConfigError("contains no peers (peer-*/peer.toml)", file=str(directory))
     return max(((load(file, environment={}), file) for file in files), key=lambda pair: pair[0].num_peers)
@@ -213,9 +272,6 @@ def _any_peer_file(directory: Path) -> tuple[Config, Path]:
 
 def _new_entry(model: Config, name: str, advertise: str | None, relay: str | None) -> PeerAddress:
     """Return how a new peer is listed. Raises ConfigError if it could never join or be reached."""
-    why = why_no_changes(model)
-    if why is not None:
-        raise ConfigError(f"{name} cannot join: {why}", key="peers")
     if (why := why_no_name(name, (peer.name for peer in model.peers))) is not None:
         raise ConfigError(f"cannot be the name of a new peer: {why}", key="name", value=name)
     if advertise is not None:
@@ -230,6 +286,29 @@ def _new_entry(model: Config, name: str, advertise: str | None, relay: str | Non
         problem = "is not a peer that others can dial"
         raise ConfigError(problem, key="--relay", value=relay, valid=", ".join(sorted(dialled)))
     return PeerAddress(name=name, advertise=advertise, relay=relay, admitted=True)
+
+
+def free_seats(directory: Path) -> list[int]:
+    """Return the indices of peers that are listed, and of which no device has a certificate yet."""
+    folders = {file.parent for file in directory.glob(f"peer-*/{CONFIG_FILE}")}
+    free = [load(each / CONFIG_FILE, environment={}).peer for each in folders if not (each / "peer.pem").exists()]
+    return sorted(peer.index for peer in free)
+
+
+def _seated(model: Config, index: int, advertise: str | None, relay: str | None) -> tuple[int, PeerAddress]:
+    """Return a seat's index, and how it is listed once a device has it. Raises ConfigError."""
+    seat = model.peers[index].model_copy(update={"advertise": None})
+    others = model.model_copy(update={"peers": tuple(peer for peer in model.peers if peer.name != seat.name)})
+    reached = _new_entry(others, seat.name, advertise, relay or (None if advertise else seat.relay))
+    return index, seat.model_copy(update={"advertise": reached.advertise, "relay": reached.relay})
+
+
+def _announce(directory: Path, index: int, entry: PeerAddress) -> None:
+    """Write where a seat's device is reached into the files of all: for those that are started or given out later."""
+    for file in directory.glob(f"peer-*/{CONFIG_FILE}"):
+        config = load(file, environment={})
+        peers = (*config.peers[:index], entry, *config.peers[index + 1 :])
+        write_peer_file(file, config.model_copy(update={"peers": peers}), force=True)
 
 
 def _refuse_taken_number(directory: Path, authority: CertificateAuthority, index: int) -> None:
@@ -248,10 +327,15 @@ def _refuse_taken(folder: Path) -> None:
 
 
 def _of_new_peer(model: Config, index: int, entry: PeerAddress) -> Config:
-    listen = ""
-    if entry.advertise is not None:
-        places = [split_address(each.advertise, key="advertise") for each in (*model.peers, entry) if each.advertise]
-        local = len(places) > len(model.peers) and all(is_loopback(host) for host, _ in places)
-        listen = listening_address(*places[-1], local=local)
-    own = model.peer.model_copy(update={"index": index, "listen": listen})
-    return model.model_copy(update={"peers": (*model.peers, entry), "peer": own})
+    peers = (*model.peers[:index], entry, *model.peers[index + 1 :])
+    own = model.peer.model_copy(update={"index": index, "listen": listen_of(peers, entry)})
+    return model.model_copy(update={"peers": peers, "peer": own})
+
+
+def listen_of(peers: Sequence[PeerAddress], entry: PeerAddress) -> str:
+    """Return where one of the peers listens: nowhere ("") if nobody dials it, on loopback alone if all are there."""
+    if entry.advertise is None:
+        return ""
+    places = [split_address(each.advertise, key="advertise") for each in peers if each.advertise is not None]
+    local = len(places) == len(peers) and all(is_loopback(host) for host, _ in places)
+    return listening_address(*split_address(entry.advertise, key="advertise"), local=local)

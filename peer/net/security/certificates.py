@@ -119,6 +119,11 @@ def der(certificate: bytes) -> bytes:
     return parse_certificate(certificate, "the certificate").public_bytes(serialization.Encoding.DER)
 
 
+def pem(certificate: x509.Certificate) -> bytes:
+    """Return a certificate as PEM, with nothing before or after it."""
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
 def is_signed_by(certificate: bytes, authority: bytes) -> bool:
     """Return whether the authority (PEM) signed a certificate (PEM)."""
     try:

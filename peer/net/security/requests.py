@@ -38,14 +38,20 @@ class Request:
     key: ec.EllipticCurvePublicKey
 
 
-def request_certificate(name: str, addresses: Iterable[str] = (), *, address: str | None = None) -> tuple[bytes, bytes]:
-    """Return a request for a peer's certificate made out to `name`, and its new private key, both PEM.
+def request_certificate(
+    name: str,
+    addresses: Iterable[str] = (),
+    *,
+    address: str | None = None,
+    key: ec.EllipticCurvePrivateKey | None = None,
+) -> tuple[bytes, bytes]:
+    """Return a request for a peer's certificate made out to `name`, and its private key, both PEM.
 
     `addresses` (host names, IP addresses) stand beside the name; `address` ("host:port") is where the others shall
-    dial the device. Raises SecurityError for names that cannot stand in a certificate.
+    dial the device. `key`: by default a new one. Raises SecurityError for names that cannot stand in a certificate.
     """
     check_name(name)
-    key = new_key()
+    key = key or new_key()
     names = [general_name(each) for each in dict.fromkeys((name, *addresses))]
     if address is not None:
         names.append(x509.UniformResourceIdentifier(ADDRESS_URI + address))
@@ -82,7 +88,7 @@ def read_request(pem: bytes) -> Request:
     address = addresses[0] if addresses else None
     expected = {name, _written(name), *address_names(address), f"{ADDRESS_URI}{address}"}
     beyond = tuple(ascii(each[:80]) for each in asked if each not in expected)
-    return Request(name, address, beyond, _thumbprint(key), key)
+    return Request(name, address, beyond, key_thumbprint(key), key)
 
 
 def address_names(address: str | None) -> list[str]:
@@ -124,6 +130,7 @@ def _written(host: str) -> str:
     return str(general_name(host).value)
 
 
-def _thumbprint(key: ec.EllipticCurvePublicKey) -> str:
+def key_thumbprint(key: ec.EllipticCurvePublicKey) -> str:
+    """Return the SHA-256 of a public key, for people to compare."""
     encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(encoded).digest().hex(":").upper()
