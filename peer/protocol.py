@@ -18,6 +18,8 @@ ADMITS = 5
 EQUALITY = 5
 """The first version whose peers compare messages that all were told alike, and begin only once all have the same shares
 of the classes."""
+AVERAGE = 5
+"""The first version whose peers form the average of all models after the last round."""
 BASED = 5
 """The first version whose peers tell digests of their start model tensor by tensor, so that buffers may differ. Between
 two that do, the digest of the whole model is not compared."""

@@ -49,12 +49,12 @@ class Allowances:
         self._rate, self._burst = rate, burst
         self._allowances: dict[Hashable, Allowance] = {}
 
-    def spend(self, key: Hashable, now: float) -> bool:
-        """Return whether a unit is allowed to one of them now; then it is used up."""
+    def spend(self, key: Hashable, now: float, units: float = 1) -> bool:
+        """Return whether so many units are allowed to one of them now; then they are used up."""
         allowance = self._allowances.get(key)
         if allowance is None:
             allowance = self._allowances[key] = Allowance(rate=self._rate, burst=self._burst, now=now)
-        return allowance.spend(1, now)
+        return allowance.spend(units, now)
 
     def give_back(self, key: Hashable) -> None:
         """Return the unit that was spent last on one of them, and on nothing."""

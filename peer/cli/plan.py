@@ -258,6 +258,8 @@ def _document(found: Plan, notes: list[str]) -> dict[str, Any]:
         "recommended_own": found.best_own.option.name if found.best_own else None,
         "sentence": _recommendation(found),
         "options": [_option(each, situation.steps) for each in found.estimates],
+        "average_bytes": found.average_bytes,
+        "average_s": found.average_s,
         "by_rate": [{"rate_kbit": rate, "recommended": name} for rate, name in found.by_rate],
         "notes": notes,
     }
@@ -332,7 +334,11 @@ def _print(found: Plan, notes: list[str]) -> None:
     click.echo(
         "rounds: for each round of all-reduce, until the worst peer is close enough to what all-reduce ends with;"
     )
-    click.echo("a day: sent, and as much received; memory: beside the model\n")
+    click.echo("memory: beside the model")
+    click.echo(
+        f"after the last round, the average of all models (run.average): {size(found.average_bytes)} to each device, at"
+        f" least {duration(found.average_s)}\n"
+    )
     click.secho(_recommendation(found), bold=True)
     titles = {each.option.name: each.option.title for each in found.estimates}
     click.echo(f"\nthe choice at other rates, with the same latency ({link.latency_ms:g} ms) and step:")

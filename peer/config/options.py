@@ -55,6 +55,9 @@ class RunOptions(Section):
     """Seed of all random numbers in the run."""
     rounds: Count = 1000
     """Number of gossip rounds."""
+    average: bool = True
+    """After the last round, form the average of the models of all members, the same file on every device. Each device
+    receives the model of every other one for it, in full precision. Not under robust mixing, which it would undo."""
 
 
 class PeerOptions(Section):

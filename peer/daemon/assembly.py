@@ -12,6 +12,7 @@ from peer import __version__, wire
 from peer.config.options import SHARED_SECTIONS, VOTE, Config
 from peer.daemon.checkpoint_cadence import CheckpointCadence
 from peer.daemon.device.limits import Limits
+from peer.daemon.final_average import FinalAverage
 from peer.daemon.incoming import Greeting, Incoming, Judge
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.loop_protocol import Frames, Loop, Members
@@ -59,8 +60,8 @@ from peer.node.local_steps import RecordedSteps
 from peer.node.loss_votes import LOST
 from peer.node.progress import PROGRESS
 from peer.node.told import TOLD
-from peer.protocol import ADMITS, EQUALITY, GROUNDED, OLDEST
-from peer.run.plan import unreachable_pairs
+from peer.protocol import ADMITS, AVERAGE, EQUALITY, GROUNDED, OLDEST
+from peer.run.plan import unreachable_pairs, why_no_average
 from peer.run.setup import PeerTrainer
 from peer.state.admission_log import AdmissionLog
 from peer.state.metrics import EvaluationRecord
@@ -122,6 +123,7 @@ class Parts:
     common: CommonParts
     training: TrainingParts
     operator: OperatorApi
+    average: FinalAverage
     peer_list: PeerList
     incoming: Incoming
 
@@ -177,15 +179,20 @@ def _assemble(
         releases=common.releases,
     )
     common.releases.follow(lambda: training.loop.members, lambda: training.disk_state.protocol)
+    average = _average(common, training)
     judges: dict[str, Judge] = {
         notes.EVALUATION: common.evaluations.heard,
         notes.DIVERGED: common.divergence.heard,
         notes.RELEASE: common.releases.heard,
+        notes.SHARE: average.heard,
+        notes.AVERAGE: average.heard_told,
         **training.notes,
     }
     greetings: dict[str, Greeting] = {
         notes.EVALUATION: lambda peer: common.evaluations.notes(),
         notes.RELEASE: common.releases.linked,
+        notes.SHARE: average.linked,
+        notes.AVERAGE: average.linked_told,
         **training.greetings,
     }
     if (votes := common.class_votes) is not None:
@@ -200,6 +207,7 @@ def _assemble(
         neighbors=common.neighbors,
         roster=local.roster,
         frames=training.frames,
+        average=average,
         members=training.members,
         operator=operator,
         notes=judges,
@@ -208,7 +216,36 @@ def _assemble(
         why_no_changes=local.setup.why_no_changes,
         num_peers=local.setup.num_peers,
     )
-    return Parts(common=common, training=training, operator=operator, peer_list=peer_list, incoming=incoming)
+    return Parts(
+        common=common,
+        training=training,
+        operator=operator,
+        average=average,
+        peer_list=peer_list,
+        incoming=incoming,
+    )
+
+
+def _average(common: CommonParts, training: TrainingParts) -> FinalAverage:
+    local, config = common.local, common.local.config
+    return FinalAverage(
+        local.number,
+        rounds=config.run.rounds,
+        layout=local.trainer.layout,
+        directory=local.folder.directory,
+        is_last_round_done=training.loop.round >= config.run.rounds,
+        why_not=why_no_average(config),
+        most_weight=len(local.setup.first_members) + 0.5 if local.setup.spec.push_sum else None,
+        peers=local.roster,
+        name=local.roster.name,
+        is_older=lambda peer: common.releases.is_older(peer, AVERAGE),
+        statements=local.statements,
+        neighbors=common.neighbors,
+        runtime=common.runtime,
+        give_up_after_s=config.transport.give_up_after_s,
+        linger_s=config.transport.linger_s,
+        piece_bytes=min(1024 * config.transport.chunk_kbytes, 256 * config.transport.window_kbytes),
+    )
 
 
 def _data_check(local: LocalPeer) -> DataCheck | None:

@@ -13,6 +13,7 @@ judged by the part that uses it:
 | how frequent their classes are, and whether all heard the same | `class_votes` |
 | how far they are, in hellos too | `progress` |
 | what they told and were told alike | `equality` |
+| shares of the average after the last round | `final_average` |
 | digests of replicas, and of data | `replica_check`, `data_check` |
 | requests to join, and the answer to one | `change_requests`, `joining` |
 | calls of an operator | `operator_api` |
@@ -28,6 +29,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from peer.daemon.final_average import FinalAverage
 from peer.daemon.loop_protocol import Frames, Members
 from peer.daemon.members.roster import Roster
 from peer.daemon.neighbors import Neighbors
@@ -72,6 +74,7 @@ class Incoming:
         neighbors: Neighbors,
         roster: Roster,
         frames: Frames,
+        average: FinalAverage,
         members: Members,
         operator: OperatorApi,
         notes: Mapping[str, Judge],
@@ -83,10 +86,11 @@ class Incoming:
         """`notes`: topic → who judges notes about it. `greetings`: topic → source of the notes for a neighbour when it
         is connected. `on_link_down` are called when a link ended. `num_peers`: how many everybody lists."""
         self._runtime, self._neighbors, self._roster = runtime, neighbors, roster
-        self._frames, self._members, self._operator = frames, members, operator
+        self._frames, self._average, self._members, self._operator = frames, average, members, operator
         self._notes, self._greetings, self._on_link_down = dict(notes), dict(greetings), on_link_down
         of_all = _notes_about_any(num_peers)
-        about_any = (topics.EVALUATION, topics.RELEASE, topics.CLASSES, topics.SHARES, LOST, TOLD)
+        passed_on = topics.EVALUATION, topics.RELEASE, topics.CLASSES, topics.SHARES, topics.SHARE, topics.AVERAGE
+        about_any = (*passed_on, LOST, TOLD)
         rates = {**_NOTES, **dict.fromkeys(about_any, of_all)}
         self._budgets = {
             topic: Allowances(rate=rate, burst=burst)
@@ -124,7 +128,11 @@ class Incoming:
 
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
         """A whole frame came."""
-        keeps_credit = self._frames.frame_received(peer, seq, frame)
+        if not seq and frame.startswith(topics.CHUNK_MAGIC):
+            self._average.frame_received(peer, frame)
+            keeps_credit = None
+        else:
+            keeps_credit = self._frames.frame_received(peer, seq, frame)
         self._neighbors.frame_came(peer, self._runtime.now())
         self._runtime.wake()
         return keeps_credit

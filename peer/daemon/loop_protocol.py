@@ -38,6 +38,10 @@ class Loop(Protocol):
         """Stay, after the last round, until the others have all they need of this peer; leave a checkpoint."""
         ...
 
+    async def answer(self) -> None:
+        """Take what has come from neighbours after that, and may still be waited for there."""
+        ...
+
     def close(self) -> None:
         """End the threads of this loop."""
         ...

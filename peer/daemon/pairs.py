@@ -207,6 +207,9 @@ class PairLoop:
             await self._evaluate_again()
         await self._saver.checkpoint()
 
+    async def answer(self) -> None:
+        """Do nothing: once everybody has finished, nobody asks for an exchange."""
+
     def _all_have_finished(self) -> bool:
         return self._evaluations.finished() >= set(self.members) or self._neighbors.all_have_left
 

@@ -12,6 +12,7 @@
 | members that come and go | `member_links`, `change_requests`, `joining`, `peer_list` |
 | members that were lost and come back | `own_loss`, `rejoining` |
 | what others say | `incoming` |
+| the average of all models after the last round | `final_average` |
 | which releases the peers run | `releases` |
 | how frequent the classes are in all data | `class_votes` |
 | what an operator asks | `operator_api` |
@@ -36,9 +37,11 @@ from peer.config.options import Config
 from peer.daemon.assembly import Parts, assemble
 from peer.daemon.device.progress_log import ProgressLog, duration
 from peer.daemon.device.service_manager import notify
+from peer.daemon.final_average import MODEL_NAME
 from peer.daemon.members import rejoining
 from peer.daemon.members.first_peer_list import settle
 from peer.daemon.notes.divergence import Diverged
+from peer.daemon.notes.evaluations import Models
 from peer.daemon.operator.exporter import Exporter
 from peer.daemon.runtime import has_parent, in_event_loop
 from peer.daemon.saving import sync_now_and_then
@@ -159,6 +162,7 @@ class Daemon:
         self.loop, self.saver, self.operator = training.loop, training.saver, parts.operator
         self._config = common.local.config
         self._evaluations, self._own, self._metrics = common.evaluations, common.own, common.metrics
+        self._average = parts.average
         self._divergence, self._cadence, self._peer_list = common.divergence, common.cadence, parts.peer_list
         self._watcher, self._admissions, self._releases = common.watcher, common.admissions, common.releases
         self._class_votes, self._progress = common.class_votes, parts.training.progress
@@ -236,6 +240,7 @@ class Daemon:
         self.runtime.close()
         self.loop.close()
         self.saver.close()
+        self._average.close()
         self._admissions.log.close()
         self.local.close()
 
@@ -321,12 +326,20 @@ class Daemon:
             return
         await self.loop.linger()
         models = await self.loop.models()
-        path = self.local.folder.directory / "model.safetensors"
+        path = self.local.folder.directory / MODEL_NAME
         with writing(path.name):
             await self.runtime.work(self.local.trainer.save_model, models.z, path)
         self._metrics.put_evaluations(self._evaluations.newest.values())
         self._metrics.flush()
-        self._say_last_word(path)
+        average = await self._form_average(models)
+        self._say_last_word(path if average is None else average)
+
+    async def _form_average(self, models: Models) -> Path | None:
+        """Return the file with the average of all models; None where there is none."""
+        if self.loop.has_left:
+            return None
+        allowed = self.loop.participant.reaches.allowed
+        return await self._average.form(self.loop.members, models, allowed, self.loop.answer)
 
     def _say_last_word(self, model: Path) -> None:
         """Log what came of the run here, and where it is."""

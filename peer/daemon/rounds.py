@@ -348,11 +348,15 @@ class RoundLoop:
         deadline = self._runtime.now() + self._config.transport.linger_s
         while self._runtime.now() < deadline and not self._runtime.stops and not self._is_settled():
             await self._wait(min(deadline, self._runtime.now() + 0.5))
-            if self._frames or self._requests:
-                await self._take_frames()
+            await self.answer()
         if self._config.rounds.late == "skip":
             # Messages that came after the last round still carry mass.
             await self._saver.checkpoint(anew=True)
+
+    async def answer(self) -> None:
+        """Take the waiting frames, and announce what was requested."""
+        if self._frames or self._requests:
+            await self._take_frames()
 
     def _is_settled(self) -> bool:
         if self.has_left:

@@ -145,6 +145,11 @@ class Connection:
             self.in_use = False
             self._on_detach(self, reason)
 
+    @property
+    def waiting(self) -> int:
+        """Frames that wait to be sent, one under way included."""
+        return len(self._cutter)
+
     # -- its life --
 
     async def run(self) -> None:

@@ -303,6 +303,11 @@ class Transport:
             raise LocalProtocolError("an empty frame cannot be sent")
         self._links.send(peer, seq, frame)
 
+    def waiting(self, peer: int) -> int:
+        """Return how many frames wait to be sent to a neighbour."""
+        connection = self._links.connection(peer)
+        return 0 if connection is None else connection.waiting
+
     def acknowledge(self, peer: int, upto: int) -> None:
         """Tell the neighbour, soon, that its frames up to `upto` are durable here (`receipts` says when)."""
         if (connection := self._links.connection(peer)) is not None:

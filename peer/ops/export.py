@@ -3,7 +3,8 @@ wanted, forms that need neither this package nor the code of the task, and a car
 
 A push-sum algorithm keeps x and its weight u; the model is z = x / u. The average of all peers is Σ x / Σ u, taken at
 the newest round of which every peer that was a member then has a checkpoint. Peers that had left or were lost have no
-part in it. Where single folders are named, the average is that of these.
+part in it. Where single folders are named, the average is that of these; of one device's folder it is the average that
+all members formed after the last round, where they did.
 
 The safetensors file is made of the folders alone. Code and data of the task are read for the other forms, for 8 bits,
 for statistics of its samples, and for folders of release 0.2.
@@ -29,7 +30,7 @@ from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind, Membership
 from peer.ops.hub_folder import card_heading, hub_config, is_of_transformers
 from peer.ops.model_card import CardFacts, model_card
-from peer.ops.whole_models import MEAN, averaged, differ, read_form, read_model
+from peer.ops.whole_models import MEAN, averaged, differ, formed_average, read_form, read_model
 from peer.records import ACCURACY, ModelForm
 from peer.run.setup import RunSetup
 from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint, read_description
@@ -120,6 +121,8 @@ class _Whole:
     whose: str
     """A clause on whose statistics an average has; empty where there is nothing to say."""
     opened: _Opened | None
+    members: Sequence[int] | None
+    """Numbers of the members that formed it after the last round; None where it is computed here."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +179,11 @@ def export_model(
     peers = _chosen_peers(sources, peer_index)
     done, members, gone = _newest_common_round(source, peers, is_choice=len(sources) > 1)
     needs_task = int8 or beside.program or beside.onnx or beside.onnx_int8
-    model = _read(members, done, statistics, needs_task=needs_task, needs_data=int8)
+    is_one = len(members) == 1 and peer_index is None
+    model = _read(members, done, statistics, needs_task=needs_task, needs_data=int8, takes_formed=is_one)
     indices = tuple(folder.config.peer.index for folder in members)
+    if model.members is not None:
+        indices = tuple(map(Numbering(members[0].config.num_listed).device, model.members))
     whose = f"the average of {len(indices)} peers" if len(indices) > 1 else f"the model of peer {indices[0]}"
     without = f", without {', '.join(gone)}" if gone else ""
     description = f"{whose} after {done} rounds{without}{model.whose}" + (", weights in 8 bits" if int8 else "")
@@ -322,10 +328,17 @@ def _membership(folders: Sequence[_PeerFolder]) -> Membership:
 
 
 def _read(
-    folders: Sequence[_PeerFolder], done: int, statistics: str | None, *, needs_task: bool, needs_data: bool
+    folders: Sequence[_PeerFolder],
+    done: int,
+    statistics: str | None,
+    *,
+    needs_task: bool,
+    needs_data: bool,
+    takes_formed: bool,
 ) -> _Whole:
     """Return the model of one peer after so many rounds, or the average of several; opened where `needs_task`.
-    `needs_data`: whether ranges are measured on training samples."""
+    `needs_data`: whether ranges are measured on training samples. `takes_formed`: whether it is the average that the
+    members formed, where there is one."""
     first, of_data = folders[0], statistics == _DATA and len(folders) > 1
     is_script = first.config.training.task == OWN_LOOP
     forms = [read_form(folder.state) for folder in folders]
@@ -340,6 +353,8 @@ def _read(
         assert parts is not None
         models.append(read_model(folder.name, folder.state, checkpoint, parts, is_script=is_script))
     z, beside, whose = averaged(models, None if statistics == _DATA else statistics)
+    formed = formed_average(first.state, models[0].form, done) if takes_formed else None
+    z, contributors = (z, None) if formed is None else formed
     opened = None
     if setup is not None and trainer is not None:
         if first.config.data.partition == "own" and len(models) > 1 and (of_data or needs_data):
@@ -362,8 +377,9 @@ def _read(
         whose = _DATA if of_data else whose
         of = {MEAN: "the mean of their statistics", _DATA: "statistics of training samples"}
         said = f", with {of.get(whose, f'the statistics of {whose}')}"
-    metadata = {"task": first.config.training.task, "peers": ", ".join(model.name for model in models)}
-    return _Whole(tensors, {**metadata, "statistics": whose}, said, opened)
+    peers = [model.name for model in models] if contributors is None else [*map(str, contributors)]
+    metadata = {"task": first.config.training.task, "peers": ", ".join(peers)}
+    return _Whole(tensors, {**metadata, "statistics": whose}, said, opened, contributors)
 
 
 def _open(folder: _PeerFolder, *, is_old: bool) -> RunSetup:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from peer.records import ModelForm
 from peer.run.summary import average
 from peer.state.checkpoints import Checkpoint
 from peer.state.disk import RealDisk
-from peer.state.kept_file import FROZEN_FILE, MODEL_FORM
+from peer.state.kept_file import AVERAGE_FILE, FROZEN_FILE, MODEL_FORM
 from peer.train.local_step import kept_beside as kept_by_task
 from peer.train.model_file import open_tensors
 
@@ -77,6 +77,30 @@ def read_model(
         ended = _tensors(state / "model.safetensors", rounds=checkpoint.round)
         beside |= {form.entries.get(entry, entry): each for entry, each in ended.items()}
     return PeerModel(name, form, frozen, beside, x, float(u[0]))
+
+
+def formed_average(state: Path, form: ModelForm, rounds: int) -> tuple[npt.NDArray[np.float32], list[int]] | None:
+    """Return the average that all members formed after so many rounds, float32[n], and who they were, from a state
+    folder; None where there is none. Raises StateError where it is of another model, and DataError."""
+    path = state / AVERAGE_FILE
+    if not path.exists():
+        return None
+    with open_tensors(path) as file:
+        facts = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in [*file.keys()]}
+    if facts.get("rounds") != str(rounds):
+        return None
+    entry_of = {source: entry.replace("_orig_mod.", "") for entry, source in form.entries.items()}
+    found = [tensors.get(entry_of.get(name, name)) for name in form.trained]
+    parts = [each for each, shape in zip(found, form.trained.values(), strict=True) if _has(each, shape)]
+    if len(parts) < len(found):
+        raise StateError(f"{path} holds another model than the one that {MODEL_FORM.name}, or the task, describes")
+    members = [int(member) for member in facts.get("members", "").split(", ") if member.isdigit()]
+    return torch.cat([part.flatten() for part in parts]).numpy(), members
+
+
+def _has(tensor: torch.Tensor | None, shape: tuple[int, ...]) -> TypeGuard[torch.Tensor]:
+    return tensor is not None and tensor.dtype == torch.float32 and tuple(tensor.shape) == shape
 
 
 def averaged(models: Sequence[PeerModel], statistics: str | None) -> tuple[npt.NDArray[np.float32], Tensors, str]:

@@ -114,6 +114,17 @@ class Plan:
     """(rate in kbit/s in both directions, name of the best option); the latency stays."""
 
     @property
+    def average_bytes(self) -> int:
+        """What each device receives for the average after the last round (`run.average`): the model of each other."""
+        return 4 * self.situation.layers.parameters * (self.situation.num_peers - 1)
+
+    @property
+    def average_s(self) -> float:
+        """How long that takes at least, where devices pass on as much as they receive."""
+        rates = [rate for rate in (self.situation.link.up_kbit, self.situation.link.down_kbit) if rate]
+        return 8e-3 * self.average_bytes / min(rates) if rates else 0.0
+
+    @property
     def best(self) -> Estimate | None:
         return next((each for each in self.estimates if each.progress_s is not None), None)
 

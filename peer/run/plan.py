@@ -202,6 +202,15 @@ def robust_mixing(config: Config) -> RobustMixing | None:
     return RobustMixing(rule=options.mixing, attackers=options.attackers, radius=options.clip_radius)
 
 
+def why_no_average(config: Config) -> str | None:
+    """Return a clause if no average of all models is formed after the last round; None if one is."""
+    if not config.run.average:
+        return "run.average is false"
+    if robust_mixing(config) is not None:
+        return "algorithm.mixing bounds what a member that lies can do, and this would undo it"
+    return None
+
+
 def describe_messages(config: Config) -> str:
     """Return a short description of the compression of a run's messages."""
     spec, options = algorithm_spec(config), config.algorithm

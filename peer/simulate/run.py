@@ -16,7 +16,7 @@ from peer.config.precision_choice import ALL_PEERS
 from peer.config.writer import write_resolved
 from peer.errors import ConfigError, DivergenceError, SottoError
 from peer.records import Progress
-from peer.run.plan import algorithm_spec
+from peer.run.plan import algorithm_spec, why_no_average
 from peer.run.setup import settle_precision
 from peer.run.summary import describe_run, finish_summary, note_precisions
 from peer.simulate.network import LinkModel
@@ -25,7 +25,9 @@ from peer.simulate.parallel import ParallelSimulator
 from peer.simulate.rounds import Simulator
 from peer.simulate.virtual_run import MODELS_EVALUATED_MAX
 from peer.state.disk import writing
+from peer.state.kept_file import AVERAGE_FILE
 from peer.state.metrics import MetricsStore, Summary
+from peer.state.shares import places, write_average
 from peer.train.local_step import Trainer
 
 log = logging.getLogger("sotto")
@@ -99,6 +101,15 @@ def run(
         if directory is not None:
             with writing("model.safetensors"):
                 trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
+            parts = trainer.model_parts()
+            if summary.ended == "completed" and parts is not None and why_no_average(config) is None:
+                write_average(
+                    directory / AVERAGE_FILE,
+                    places(parts[0]),
+                    lambda begin, end: [averaged[begin:end].astype("<f4").tobytes()],
+                    rounds=config.run.rounds,
+                    members=range(num_peers),
+                )
             write_resolved(config, directory / "config.toml", base)
         models = [participant.model().copy() for participant in simulator.participants]
         return Simulation(summary, models, averaged, trainer)

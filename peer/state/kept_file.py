@@ -79,6 +79,29 @@ CLASS_VOTES = KeptFile[Mapping[int, bytes]](
 """Votes of a run's devices on the shares of the classes, as they told them: peer → note."""
 
 
+@dataclass(frozen=True)
+class KeptShares:
+    """What the members of the last round put into the average of all models, as they told it."""
+
+    rounds: int
+    members: tuple[int, ...]
+    notes: Mapping[int, bytes]
+    """Member → note, of those that are known."""
+
+
+AVERAGE_SHARES = KeptFile[KeptShares](
+    "average.json",
+    lambda kept: {"rounds": kept.rounds, "members": [*kept.members], "notes": notes_to_json(kept.notes)},
+    lambda tree: KeptShares(int(tree["rounds"]), tuple(map(int, tree["members"])), notes_of_json(tree["notes"])),
+    "restore it from a copy, or set run.average = false on all devices",
+)
+"""Of the average that is formed, or was: the file of the shares is beside it until all members have that."""
+
+AVERAGE_FILE, OWN_FILE = "average.safetensors", "own.safetensors"
+"""Names of the files with the average of the exchanged parameters, the same on all devices, and with all else that the
+model of this device has."""
+
+
 def _form_of_json(tree: Mapping[str, Any]) -> ModelForm:
     shapes, entries = tree["trained"], tree["entries"]
     texts = [*shapes, *entries, *entries.values(), *tree["private"], *tree["without"]]

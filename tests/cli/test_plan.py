@@ -28,6 +28,8 @@ def test_the_document_says_what_to_take_and_what_it_rests_on() -> None:
     assert document["evidence"]["source"]
     assert any(note.startswith("not known") for note in document["notes"])
     assert [each["rate_kbit"] for each in document["by_rate"]][:2] == [100, 1000]
+    # The models of seven others, 4 bytes a parameter.
+    assert (document["average_bytes"], document["average_s"]) == (560_000, pytest.approx(4.48))
 
 
 def test_the_table_and_the_file_that_is_written(tmp_path: Path) -> None:
@@ -35,6 +37,7 @@ def test_the_table_and_the_file_that_is_written(tmp_path: Path) -> None:
     result = sotto("plan", *SMALL, "--write", str(path))
     assert result.exit_code == 0, result.output
     assert "the choice at other rates" in result.stdout
+    assert "(run.average): 560 kB to each device, at least 4.5 s" in result.stdout
     assert "not rated:" in result.stdout
     assert "no --skew: planned for 0.8" in result.stdout
     assert f"wrote {path}: " in result.stdout

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from peer.daemon.final_average import FinalAverage
 from peer.daemon.incoming import Incoming
 from peer.daemon.members.roster import Roster
 from peer.daemon.operator.operator_api import OperatorApi
@@ -56,6 +57,7 @@ class Peer:
             neighbors=self.neighbors,
             roster=cast(Roster, roster),
             frames=self.frames,
+            average=cast(FinalAverage, SimpleNamespace(frame_received=self.judge)),
             members=self.members,
             operator=cast(OperatorApi, None),
             greetings={"evaluation": lambda peer: [b"known"], "release": lambda peer: [b"0.2.0", b"0.1.0"]},
@@ -161,3 +163,11 @@ def test_callers_that_cannot_belong_to_the_run_are_refused(peer: Peer) -> None:
     with pytest.raises(HandshakeRefused, match="is not in everybody's list, and the members of this run cannot change"):
         peer.incoming.hear(3, "dora")
     assert peer.incoming.hear(1, "ben") is None
+
+
+def test_chunks_of_shares_are_frames_outside_the_sequence(peer: Peer) -> None:
+    assert peer.incoming.frame_received(1, 0, b"SA chunk") is None
+    peer.incoming.frame_received(1, 1, b"SA chunk")
+    peer.incoming.frame_received(1, 0, b"SV repair")
+    assert peer.judged == [(1, b"SA chunk")]
+    assert peer.frames.frames == [(1, 1, b"SA chunk"), (1, 0, b"SV repair")]

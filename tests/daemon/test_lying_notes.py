@@ -29,6 +29,8 @@ JOB = (
     "training.warmup_rounds=0",
     "training.task_options={hidden=4}",
     "transport.backoff_max_s=0.2",
+    # Lies about it are in `tests/hostile/meaning/test_final_averages.py`.
+    "run.average=false",
     "guard.action=rollback",
     "state.checkpoint_every_rounds=3",
 )

@@ -209,6 +209,8 @@ def test_a_peer_that_is_gone_for_good_is_given_up_and_the_others_finish_their_st
     cluster.processes[2].wait()
     others = [0, 1, 3]
     wait_for(cluster, lambda: all(steps(cluster)[peer] == 200 for peer in others))
-    # They stay for its last evaluation, in vain, for as long as the configuration says.
+    # They stay for its last evaluation and its last model, in vain, for as long as the configuration says.
     wait_for(cluster, lambda: all(cluster.processes[peer].poll() is not None for peer in others))
-    assert [cluster.processes[peer].returncode for peer in others] == [0, 0, 0]
+    assert [cluster.processes[peer].returncode for peer in others] == [6, 6, 6]
+    assert all("peer-2 told no model after the last round" in cluster.last_words(peer) for peer in others)
+    assert all((cluster.peer_files[peer].parent / "state" / "model.safetensors").exists() for peer in others)

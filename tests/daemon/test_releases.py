@@ -82,6 +82,18 @@ def test_what_a_neighbour_speaks_itself_counts_before_any_note(peer: Peer) -> No
     assert not peer.all_new, "a note from before it went back"
 
 
+def test_only_a_member_that_something_is_known_of_is_older(peer: Peer) -> None:
+    assert not peer.releases.is_older(3, NEWEST)
+    peer.releases.heard(1, told(3, protocol=OLDEST))
+    assert peer.releases.is_older(3, NEWEST)
+    assert not peer.releases.is_older(3, OLDEST)
+    peer.releases.heard(1, told(3, said_ms=2))
+    assert not peer.releases.is_older(3, NEWEST)
+    assert not peer.releases.is_older(1, NEWEST)
+    peer.transport.protocols[1] = OLDEST
+    assert peer.releases.is_older(1, NEWEST)
+
+
 def test_what_is_in_use_stays_in_use(peer: Peer) -> None:
     peer.needed = NEWEST
     assert peer.all_new

@@ -12,6 +12,7 @@ from peer.ops.local_cluster import up
 from peer.ops.peer_processes import ForkServer
 from peer.simulate.run import run
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
+from peer.state.kept_file import AVERAGE_FILE
 from peer.state.metrics import MetricsStore
 
 COMMON = ("run.rounds=30", "evaluation.every_rounds=10", "training.warmup_rounds=5", "state.checkpoint_every_rounds=7")
@@ -87,6 +88,10 @@ def test_four_processes_and_the_simulator_agree_bit_for_bit(
             for rows in (real, [row for row in simulated if row.peer == peer])
         ]
         assert figures[0] == figures[1]
+    formed = [real_run / "peers" / f"peer-{peer}" / "state" / AVERAGE_FILE for peer in range(4)]
+    averages = [file.read_bytes() for file in (*formed, tmp_path / "simulated" / AVERAGE_FILE) if file.exists()]
+    assert len(averages) == (5 if config.algorithm.mixing == "plain" else 0)
+    assert len({*averages}) <= 1
     assert summary.payload_bytes == simulation.summary.payload_bytes
     if "algorithm.name=moniqua" in job:
         assert summary.repairs > 0

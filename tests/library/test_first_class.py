@@ -106,6 +106,11 @@ def test_a_killed_run_goes_on_and_comes_to_what_the_simulation_does(script: Path
     assert load_file(folder / "runs" / "own" / "model.safetensors").keys() == {
         f"{layer}.{what}" for layer in (0, 2) for what in ("weight", "bias")
     }
+    formed = [(peers / f"peer-{peer}" / "state" / "average.safetensors").read_bytes() for peer in range(3)]
+    assert len({*formed}) == 1
+    averages = load_file(peers / "peer-0" / "state" / "average.safetensors")
+    of_run = load_file(folder / "runs" / "own" / "model.safetensors")
+    assert all(torch.equal(averages[name], of_run[name]) for name in of_run)
     begun = [line for line in (peers / "peer-0" / "log.txt").read_text().splitlines() if " begins at " in line]
     assert len(begun) == 2
     assert begun[1] != begun[0]

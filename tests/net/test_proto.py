@@ -129,6 +129,9 @@ def test_numbers_of_fields_never_change() -> None:
         "ClassNote": {"peer": 1, "shares": 2, "samples": 3},
         "SharesNote": {"peer": 1, "digest": 2},
         "ToldNote": {"peer": 1, "first_segment": 2, "owners": 3, "digests": 4},
+        "ShareNote": {"peer": 1, "round": 2, "weight": 3, "digests": 4},
+        "AverageNote": {"peer": 1, "round": 2, "shares": 3, "file": 4},
+        "ShareChunk": {"owner": 1, "index": 2, "asks": 3, "data": 4},
         "DataNote": {"train_digest": 1, "test_digest": 2},
         "RefusalNote": {"reason": 1},
     }

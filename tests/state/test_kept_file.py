@@ -22,7 +22,7 @@ from peer.state import incarnation, kept_file, kept_progress, statement_counter
 from peer.state.disk import RealDisk
 from peer.state.incarnation import Incarnation
 from peer.state.journal import Announced, Begun, Call, Called, Lost, Received, Stepped, TimedOut
-from peer.state.kept_file import CHOSEN_PRECISION, CLASS_VOTES, KeptFile
+from peer.state.kept_file import CHOSEN_PRECISION, CLASS_VOTES, KeptFile, KeptShares
 from peer.state.kept_progress import KEPT_PROGRESS, KeptProgress
 from peer.state.recovery import StateFiles, begin_anew, begun_round, journal_name
 from tests.state.failing_disk import FailingDisk
@@ -33,6 +33,7 @@ KEPT: dict[str, KeptFile[Any]] = {
     each.name: each for module in MODULES for each in vars(module).values() if isinstance(each, KeptFile)
 }
 VALUES: Mapping[str, object] = {
+    "average.json": KeptShares(40, (0, 2), {0: b"own", 2: b"\x00\xff"}),
     "class-votes.json": {0: b"own", 3: b"\x00\xff"},
     "incarnation.json": Incarnation(2, is_begun=False),
     "model.json": ModelForm(
@@ -102,6 +103,7 @@ def test_a_disk_that_refuses_is_named(name: str, monkeypatch: pytest.MonkeyPatch
         ("precision.json", '{"precision": "int4"}'),
         ("precision.json", '{"precision": "int8", "step_s": {"int8": -1.0}}'),
         ("incarnation.json", '{"incarnation": 0, "begun": true}'),
+        ("average.json", '{"rounds": 4, "members": [0, "a"], "notes": {}}'),
         ("class-votes.json", '{"1": "?"}'),
         ("model.json", '{"trained": {"a": [0]}, "private": [], "entries": {"a": "a"}, "without": []}'),
         ("model.json", '{"trained": {"a": [2]}, "private": [], "entries": {"a": 1}, "without": []}'),

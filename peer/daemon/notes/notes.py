@@ -28,6 +28,8 @@ JOIN = "join"
 REFUSAL = "no join"
 CLASSES = "classes"
 SHARES = "shares"
+SHARE = "share"
+AVERAGE = "average"
 DATA = "data"
 RELEASE = "release"
 
@@ -39,10 +41,14 @@ _MILLION = 1_000_000
 _MOST_PEERS = 1 << 31
 _MOST_PROTOCOL = 1 << 16
 _MOST_MS = 1 << 53
+_LEAST_WEIGHT = 2.0**-126
+"""The smallest push-sum weight of full precision in float32."""
 _REASON_CHARACTERS = 500
 _SOFTWARE_CHARACTERS = 64
 _DIGEST_BYTES = 16
 _SHARES_DIGEST_BYTES = 32
+CHUNK_MAGIC = b"SA"
+"""What frames with a chunk of a share begin with, or with the request for one."""
 
 _SPLITS = {"test": pb.EvaluationNote.TEST, "holdout": pb.EvaluationNote.HOLDOUT}
 _SPLIT_NAMES = {value: name for name, value in _SPLITS.items()}
@@ -71,6 +77,38 @@ class ClassVote:
     """One for each class, in millionths."""
     samples: int
     """0 where every device counts alike."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a member of the last round puts into the average of all models, as it says."""
+
+    peer: int
+    weight: float
+    digests: tuple[bytes, ...]
+    """One for each chunk."""
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What a peer has of the average, as it says."""
+
+    peer: int
+    shares: bytes
+    """SHA-256 of the shares of all that it knows."""
+    file: bytes
+    """SHA-256 of the file; empty until it is there."""
+
+
+@dataclass(frozen=True)
+class ShareChunk:
+    """A chunk of a share, or a request for one."""
+
+    owner: int
+    index: int
+    asks: bool
+    data: bytes = b""
+    """Nothing in a request, and where the sender does not have it yet."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +287,51 @@ def decode_shares(note: bytes) -> tuple[int, bytes]:
     return _peer(message.peer), message.digest
 
 
+def encode_share(share: Share, rounds: int) -> bytes:
+    """Return a share as peers tell it to each other after a run of so many rounds."""
+    return pb.ShareNote(peer=share.peer, round=rounds, weight=share.weight, digests=share.digests).SerializeToString()
+
+
+def decode_share(note: bytes, rounds: int, num_chunks: int, most_weight: float | None) -> Share:
+    """Read a note of `encode_share`. `most_weight`: the largest possible weight; None where all weigh the same."""
+    message = _parse(pb.ShareNote, note)
+    _check_is_last(message.round, rounds)
+    if len(message.digests) != num_chunks or any(len(each) != _DIGEST_BYTES for each in message.digests):
+        raise RemoteProtocolError(f"told of a share in {len(message.digests)} chunks, where there are {num_chunks}")
+    weight = message.weight
+    if not (weight == 1.0 if most_weight is None else _LEAST_WEIGHT <= weight <= most_weight):
+        raise RemoteProtocolError(f"told of a share that weighs {weight:g}, as no honest one does")
+    return Share(_peer(message.peer), weight, tuple(message.digests))
+
+
+def encode_averaged(told: Averaged, rounds: int) -> bytes:
+    """Return a peer's note about the average after a run of so many rounds."""
+    return pb.AverageNote(peer=told.peer, round=rounds, shares=told.shares, file=told.file).SerializeToString()
+
+
+def decode_averaged(note: bytes, rounds: int) -> Averaged:
+    """Read a note of `encode_averaged`."""
+    message = _parse(pb.AverageNote, note)
+    _check_is_last(message.round, rounds)
+    if len(message.shares) != _SHARES_DIGEST_BYTES or len(message.file) not in (0, _SHARES_DIGEST_BYTES):
+        raise RemoteProtocolError(f"told digests of the average of {len(message.shares)} and {len(message.file)} bytes")
+    return Averaged(_peer(message.peer), message.shares, message.file)
+
+
+def encode_chunk(chunk: ShareChunk) -> bytes:
+    """Return the frame of a chunk, or of a request for one."""
+    message = pb.ShareChunk(owner=chunk.owner, index=chunk.index, asks=chunk.asks, data=chunk.data)
+    return CHUNK_MAGIC + message.SerializeToString()
+
+
+def decode_chunk(frame: bytes) -> ShareChunk:
+    """Read a frame of `encode_chunk`."""
+    message = _parse(pb.ShareChunk, frame[len(CHUNK_MAGIC) :])
+    if message.asks and message.data:
+        raise RemoteProtocolError(f"asked for a chunk of a share with {len(message.data)} bytes of one")
+    return ShareChunk(_peer(message.owner), message.index, message.asks, message.data)
+
+
 def encode_digests(round_: int, digests: Sequence[int]) -> bytes:
     """Return the note of the sender's replica as it should be after its message of a round: XXH3-64 of each layer."""
     return pb.ReplicaNote(round=round_, digests=digests).SerializeToString()
@@ -297,6 +380,11 @@ def _parse(kind: type[AnyNote], note: bytes) -> AnyNote:
 def _check_round(round_: int, rounds: int) -> None:
     if round_ > rounds:
         raise RemoteProtocolError(f"told of round {round_} in a note, and the run has {rounds}")
+
+
+def _check_is_last(round_: int, rounds: int) -> None:
+    if round_ != rounds:
+        raise RemoteProtocolError(f"told of the average after {round_} rounds, and the run has {rounds}")
 
 
 def _peer(number: int) -> int:

@@ -90,6 +90,11 @@ class Releases:
         then on stays refused if one of them says that it is older again. May be asked in any thread."""
         return self._once_usable >= protocol or self.all_speak(protocol)
 
+    def is_older(self, peer: int, protocol: int) -> bool:
+        """Whether a peer is known not to speak a version of the protocol."""
+        is_known = self._neighbors.transport.protocol(peer) is not None or self._is_fresh(peer)
+        return is_known and self._protocol(peer) < protocol
+
     @property
     def usable(self) -> int:
         """The highest version of the protocol of which everything may be used now."""

@@ -76,6 +76,8 @@ HONEST_NOTES: dict[str, tuple[str, dict[str, Any]]] = {
     "release": ("ReleaseNote", {"peer": 1, "protocol_max": 5, "software": "sottovoce 0.3.0", "said_ms": 1}),
     "lost": ("LossVote", {"voter": 1, "subject": 2, "round": 3}),
     "shares": ("SharesNote", {"peer": 1, "digest": bytes(32)}),
+    "share": ("ShareNote", {"peer": 1, "round": 20, "weight": 1.0, "digests": [bytes(16)]}),
+    "average": ("AverageNote", {"peer": 1, "round": 20, "shares": bytes(32), "file": bytes(32)}),
     "told": ("ToldNote", {"peer": 1, "owners": [0, 2], "digests": [bytes(32)]}),
 }
 """Topic → (name of the message, what its fields may truly hold)."""

@@ -99,6 +99,42 @@ class ToldNote(_message.Message):
     digests: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, peer: _Optional[int] = ..., first_segment: _Optional[int] = ..., owners: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class ShareNote(_message.Message):
+    __slots__ = ("peer", "round", "weight", "digests")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    round: int
+    weight: float
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ..., weight: _Optional[float] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class AverageNote(_message.Message):
+    __slots__ = ("peer", "round", "shares", "file")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    round: int
+    shares: bytes
+    file: bytes
+    def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ..., shares: _Optional[bytes] = ..., file: _Optional[bytes] = ...) -> None: ...
+
+class ShareChunk(_message.Message):
+    __slots__ = ("owner", "index", "asks", "data")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    owner: int
+    index: int
+    asks: bool
+    data: bytes
+    def __init__(self, owner: _Optional[int] = ..., index: _Optional[int] = ..., asks: bool = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class RefusalNote(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]

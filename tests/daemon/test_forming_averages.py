@@ -1,0 +1,178 @@
+"""Members of the last round form the average of their models, whatever happens to them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from peer.daemon.notes import notes
+from peer.errors import PeerUnreachable, StateError
+from peer.state import shares
+from peer.state.kept_file import AVERAGE_FILE, AVERAGE_SHARES, OWN_FILE
+from tests.daemon.averaging import COMPLETE, LINE, RING, ROUNDS, Graph, Net, run, vector
+
+GRAPHS = pytest.mark.parametrize("graph", [RING, COMPLETE, LINE], ids=["ring", "complete", "line"])
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut the share of 330 numbers in four."""
+    monkeypatch.setattr(shares, "CHUNK_NUMBERS", 100)
+
+
+def files(net: Net) -> list[bytes]:
+    return [(net.state(peer) / AVERAGE_FILE).read_bytes() for peer in net.members]
+
+
+@GRAPHS
+def test_all_have_the_same_file_which_is_the_sum_over_the_weights(tmp_path: Path, graph: Graph) -> None:
+    net = Net(tmp_path, graph, weights={0: 0.25, 1: 1.5, 2: 1.0, 3: 1.25})
+    found = run(net)
+    assert found == {peer: net.state(peer) / AVERAGE_FILE for peer in range(4)}
+    assert len({*files(net)}) == 1
+    assert np.array_equal(vector(net.state(0) / AVERAGE_FILE), net.by_hand())
+    for peer in range(4):
+        assert {*load_file(net.state(peer) / OWN_FILE)} == {"norm.running_mean"}
+        assert not (net.state(peer) / "average.part").exists()
+
+
+@GRAPHS
+def test_a_kill_at_any_instant_changes_no_bit(tmp_path: Path, graph: Graph) -> None:
+    undisturbed = Net(tmp_path / "undisturbed", graph)
+    undisturbed.folder.mkdir()
+    run(undisturbed)
+    wanted = {*files(undisturbed)}
+    assert len(wanted) == 1
+    for at in range(1, undisturbed.events, max(1, undisturbed.events // 12)):
+        net = Net(tmp_path / f"killed-{at}", graph)
+        net.folder.mkdir()
+
+        def kill(number: int, net: Net = net, at: int = at) -> None:
+            if number == at:
+                victim = at % 4
+                net.kill(victim)
+                net.start(victim)
+
+        net.on_event = kill
+        found = run(net)
+        assert all(isinstance(each, Path) for each in found.values()), (at, found)
+        assert {*files(net)} == wanted, at
+
+
+def test_one_that_left_has_no_part_in_it(tmp_path: Path) -> None:
+    net = Net(tmp_path, COMPLETE, members=(0, 2, 3))
+    run(net, (0, 2, 3))
+    assert len({*files(net)}) == 1
+    assert np.array_equal(vector(net.state(2) / AVERAGE_FILE), net.by_hand())
+
+
+def test_a_missing_member_is_named_and_the_next_start_goes_on(tmp_path: Path) -> None:
+    net = Net(tmp_path, RING, give_up_after_s=0.3)
+    found = run(net, (0, 1, 3))
+    for peer in (0, 1, 3):
+        error = found[peer]
+        assert isinstance(error, PeerUnreachable)
+        assert error.exit_code == 6
+        assert "peer-2 told no model after the last round" in str(error)
+        assert not (net.state(peer) / AVERAGE_FILE).exists()
+    net = Net(tmp_path, RING)
+    run(net)
+    assert len({*files(net)}) == 1
+    assert np.array_equal(vector(net.state(2) / AVERAGE_FILE), net.by_hand())
+
+
+def test_a_late_message_changes_nothing_once_the_share_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(Net(tmp_path, RING, give_up_after_s=0.3), (0, 1, 3))
+    net = Net(tmp_path, RING)
+    model = net.model
+    wanted = net.by_hand()
+    monkeypatch.setattr(net, "model", lambda peer: model(2 if peer == 0 else peer))
+    run(net)
+    assert np.array_equal(vector(net.state(3) / AVERAGE_FILE), wanted)
+
+
+def test_a_chunk_that_the_disk_lost_is_asked_for_again(tmp_path: Path) -> None:
+    run(Net(tmp_path, RING, give_up_after_s=0.3), (0, 1, 3))
+    parts = tmp_path / "peer-0" / "average.part"
+    content = bytearray(parts.read_bytes())
+    assert len(content) == 4 * 4 * 330
+    content[4 * 330 : 8 * 330] = bytes(4 * 330)
+    parts.write_bytes(content)
+    net = Net(tmp_path, RING)
+    run(net)
+    assert len({*files(net)}) == 1
+
+
+def test_whoever_lost_the_own_share_says_so(tmp_path: Path) -> None:
+    run(Net(tmp_path, RING, give_up_after_s=0.3), (0, 1, 3))
+    (tmp_path / "peer-0" / "average.part").write_bytes(b"")
+    error = run(Net(tmp_path, RING, give_up_after_s=0.3))[0]
+    assert isinstance(error, StateError)
+    assert "does not hold the model that this peer has told" in str(error)
+
+
+def test_a_peer_whose_last_round_is_to_come_once_more_begins_anew(tmp_path: Path) -> None:
+    run(net := Net(tmp_path, RING))
+    Net(tmp_path, RING).open(0, is_last_round_done=False)
+    assert not (net.state(0) / AVERAGE_FILE).exists()
+    assert not (net.state(0) / OWN_FILE).exists()
+    assert (net.state(1) / AVERAGE_FILE).exists()
+
+
+def test_whoever_deletes_the_file_gets_it_from_another_device(tmp_path: Path) -> None:
+    run(net := Net(tmp_path, RING))
+    content = (net.state(2) / AVERAGE_FILE).read_bytes()
+    (net.state(2) / AVERAGE_FILE).unlink()
+    error = run(Net(tmp_path, RING), (2,))[2]
+    assert isinstance(error, StateError)
+    assert "copy it from another device" in str(error)
+    (net.state(2) / AVERAGE_FILE).write_bytes(content)
+    assert run(Net(tmp_path, RING), (2,)) == {2: net.state(2) / AVERAGE_FILE}
+
+
+def test_one_that_is_done_needs_nobody(tmp_path: Path) -> None:
+    run(net := Net(tmp_path, RING))
+    assert run(Net(tmp_path, RING), (2,)) == {2: net.state(2) / AVERAGE_FILE}
+
+
+def test_a_member_of_an_earlier_release_leaves_all_without_an_average(tmp_path: Path) -> None:
+    net = Net(tmp_path, RING, older=(2,))
+    assert run(net, (0, 1, 3)) == {0: None, 1: None, 3: None}
+    assert not (net.state(0) / AVERAGE_FILE).exists()
+    assert not (net.state(0) / AVERAGE_SHARES.name).exists()
+
+
+def test_one_that_has_it_and_is_left_alone_keeps_what_others_may_need(tmp_path: Path) -> None:
+    net = Net(tmp_path, LINE, give_up_after_s=0.5)
+
+    def is_lost(source: int, peer: int, topic: str, data: bytes) -> bool:
+        says_it_has_it = topic == notes.AVERAGE and notes.decode_averaged(data, ROUNDS).file
+        return {source, peer} == {2, 3} and bool(says_it_has_it)
+
+    net.is_lost = is_lost
+    found = run(net)
+    assert all(isinstance(each, Path) for each in found.values()), found
+    assert len({*files(net)}) == 1
+    assert all((net.state(peer) / "average.part").exists() for peer in range(4))
+    run(Net(tmp_path, LINE))
+    assert not any((net.state(peer) / "average.part").exists() for peer in range(4))
+
+
+def test_who_missed_that_all_have_it_hears_it_at_the_next_start(tmp_path: Path) -> None:
+    net, copy = Net(tmp_path, RING), tmp_path / "copy"
+
+    def keep(number: int) -> None:
+        if (net.state(3) / AVERAGE_FILE).exists() and not copy.exists():
+            shutil.copytree(net.state(3), copy)
+
+    net.on_event = keep
+    run(net)
+    shutil.rmtree(net.state(3))
+    copy.rename(net.state(3))
+    assert (net.state(3) / "average.part").exists()
+    run(Net(tmp_path, RING))
+    assert not (net.state(3) / "average.part").exists()
