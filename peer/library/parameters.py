@@ -36,7 +36,7 @@ _REFUSED_MODELS = {
 }
 """Name of a class → fault of its modules, and of modules inside them."""
 
-_MADE_OF = "the seed that is set before the model is built (torch.manual_seed), and the file that it is loaded from,"
+_ADVICE = "put torch.manual_seed(0) right before the line that builds the model, or load the same file, on all devices"
 
 
 class ExchangedParameters:
@@ -73,7 +73,7 @@ class ExchangedParameters:
 
     def start_model(self) -> StartModel:
         """Return digests of all parameters and buffers, frozen ones included and private ones not."""
-        return replace(start_model(self.model, without=self.private), made_of=_MADE_OF)
+        return replace(start_model(self.model, without=self.private), advice=_ADVICE)
 
     def note_end(self) -> None:
         """Take note of the parameters as those that the run ends with."""

@@ -236,8 +236,8 @@ def _simulator(
         difference = ours.difference(theirs.digest, theirs.parameters.entries)
         if difference is not None:
             raise UsageError(
-                f"{each.name} joined with another model than {scripts[0].name} ({difference}): all peers begin with the"
-                " same values; call torch.manual_seed before the model is built"
+                f"{each.name} joined with another model than {scripts[0].name} ({difference}), and all peers begin with"
+                f" the same values; {ours.advice}"
             )
         own = {meaning.kind: meaning for meaning in scripts[0].steps.meanings}
         for told in each.steps.meanings:

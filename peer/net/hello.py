@@ -207,9 +207,7 @@ def _check_start(ours: HelloInfo, theirs: pb.Hello) -> None:
         difference = ours.start.difference(theirs.start.digest, theirs.start.parameters)
         differs, found = difference is not None, f" ({difference})"
     if differs:
-        raise HandshakeRefused(
-            f"the initial model of {name} differs from ours{found}; compare {ours.start.made_of} on both devices"
-        )
+        raise HandshakeRefused(f"the initial model of {name} differs from ours{found}; {ours.start.advice}")
 
 
 def _tells_start(ours: HelloInfo, theirs: pb.Hello) -> bool:

@@ -66,8 +66,8 @@ class StartModel:
     """SHA-256 over all parameters, trained and frozen; empty if it is not known."""
     parameters: Tensors = Tensors()
     buffers: Tensors = Tensors()
-    made_of: str = "the task's code and the file training.warm_start"
-    """Sources of the model, for a sentence; not told."""
+    advice: str = "compare the task's code and the file training.warm_start on both devices"
+    """Remedy where models differ, for a sentence; not told."""
 
     @classmethod
     def of(cls, whole: str, parameters: Sequence[Entry], buffers: Sequence[Entry]) -> StartModel:

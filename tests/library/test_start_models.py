@@ -159,7 +159,7 @@ def test_so_do_hellos(
         with pytest.raises(HandshakeRefused) as refusal:
             check_run(ours, theirs)
         assert f"the initial model of 'ben' differs from ours ({parameters}" in str(refusal.value)
-        assert "compare the seed that is set before the model is built" in str(refusal.value)
+        assert "put torch.manual_seed(0) right before the line that builds the model" in str(refusal.value)
         return
     assert check_run(ours, theirs) == NEWEST
     found = read_terms(ours, theirs, NEWEST).other_buffers
@@ -191,10 +191,10 @@ def test_releases_that_compare_the_whole_model_are_met_by_their_rule() -> None:
     one, other = (ExchangedParameters(with_buffer(torch.full((2,), value))).start_model() for value in (1.0, 2.0))
     ours = info(one)
     assert check_run(ours, told(one, BASED - 1)) == BASED - 1
-    with pytest.raises(HandshakeRefused, match="the initial model of 'ben' differs from ours; compare"):
+    with pytest.raises(HandshakeRefused, match="the initial model of 'ben' differs from ours; put"):
         check_run(ours, told(other, BASED - 1))
     # As does a peer that only knows the digest of the model that its run began with.
-    with pytest.raises(HandshakeRefused, match="differs from ours; compare"):
+    with pytest.raises(HandshakeRefused, match="differs from ours; compare the task"):
         check_run(info(StartModel(one.whole)), told(other))
 
 
