@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from peer.cli.app import SottoCommand, raise_log_level
 from peer.cli.options import DEFAULT_FILE, config_option, load_peer, script_options, set_option
 from peer.library.script import Script, log_failure, named_script
 from peer.train.startup import complete_torch, quick_imports
+
+if TYPE_CHECKING:
+    from peer.config.options import Config
 
 
 @click.command(cls=SottoCommand)
@@ -48,8 +52,7 @@ def run(
     # Also the import below takes long enough for a signal to come.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if (script := named_script(words, module)) is not None:
-        state = base / config.state.directory
-        return _run_script(script, config.peers[config.peer.index].name, file, settings, state, deal=deal)
+        return _run_script(script, config, file, settings, base, deal=deal)
     # Imported once the configuration is known to be sound: torch takes most of the time of a start.
     with quick_imports():
         from peer.daemon import process
@@ -57,12 +60,15 @@ def run(
     return process.run(config, base, lambda: load_peer(file, settings)[0])
 
 
-def _run_script(script: Script, peer: str, file: Path, settings: tuple[str, ...], state: Path, *, deal: bool) -> int:
-    """Run a script that finds its place by itself; return the exit code. `state`: its peer's folder. Raises TaskError
-    for an error of the script, and UsageError for one that did not join."""
+def _run_script(
+    script: Script, config: Config, file: Path, settings: tuple[str, ...], base: Path, *, deal: bool
+) -> int:
+    """Run a script that finds its place by itself; return the exit code. `base`: folder that relative paths start from.
+    Raises TaskError for an error of the script, and UsageError for one that did not join."""
     from peer.config.options import ENVIRONMENT_PREFIX
     from peer.errors import TaskError, UsageError
     from peer.library.here import DEALS, FILE
+    from peer.library.random_state import draw_alike
     from peer.train.own_task import UserCode
 
     os.environ[FILE] = str(file)
@@ -77,13 +83,15 @@ def _run_script(script: Script, peer: str, file: Path, settings: tuple[str, ...]
     sys.path.insert(0, str(script.folder))
     try:
         with UserCode("__main__", "script").runs():
-            program = script.program(peer)
+            # First: a package of which the script is a part may set a seed when it is read.
+            draw_alike(config.run.seed)
+            program = script.program(config.peers[config.peer.index].name)
             with program.is_main():
                 program.run()
     except TaskError as error:
         log_failure(error)
         raise
-    if not state.exists():
+    if not (base / config.state.directory).exists():
         raise UsageError(f"{script.name} came to its end and has not called sottovoce.join, so no peer has trained")
     return 0
 

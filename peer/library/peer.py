@@ -27,7 +27,7 @@ from peer.library.loop_steps import LoopSteps, Repeated, ScriptStep
 from peer.library.meeting import End, Evaluate, Finish, Train
 from peer.library.parameters import ExchangedParameters, Vector, factors_apart
 from peer.library.place import Place, derive_config
-from peer.library.random_state import RandomNumbers
+from peer.library.random_state import RandomNumbers, draw_apart
 from peer.library.weight_copies import WeightCopies
 from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.protocol import SNAPSHOT
@@ -244,6 +244,7 @@ class Peer:
         return self
 
     def _enter(self) -> None:
+        draw_apart(self._config.run.seed, self.index)
         with self._random.kept():
             self._meeting = self._host.meet()
             steps = self._loop_steps = LoopSteps(

@@ -10,6 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from peer.train.local_step import operator_seed, start_seed
+
+
+def draw_alike(seed: int) -> None:
+    """Seed torch by the seed of the run, before a script begins: one that sets no seed builds the same model on all
+    peers."""
+    torch.manual_seed(start_seed(seed))
+
+
+def draw_apart(seed: int, peer: int) -> None:
+    """Let torch draw numbers of this peer's own behind the model, as for shuffling and dropout, unless the script has
+    set a seed since `draw_alike`."""
+    if torch.initial_seed() == start_seed(seed):
+        torch.manual_seed(operator_seed(seed, peer, 0, 0))
+
 
 class RandomNumbers:
     """The global generators that a script may draw from."""

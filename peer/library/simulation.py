@@ -31,7 +31,7 @@ from peer.library.here import SIMULATED
 from peer.library.loop_steps import LoopSteps
 from peer.library.meeting import End, Finish, Meeting, Request
 from peer.library.place import Host, Place
-from peer.library.random_state import RandomNumbers
+from peer.library.random_state import RandomNumbers, draw_alike
 from peer.library.script import Program, Script
 from peer.node.local_steps import StepAbandoned
 from peer.node.pair_participant import PairParticipant
@@ -171,6 +171,7 @@ def _as_program(program: Program, place: Place) -> None:
     """Run a script, which finds its place by itself."""
     try:
         with UserCode("__main__", "script").runs():
+            draw_alike(place.config.run.seed)
             program.run()
     except TaskError as error:
         if isinstance(error.__cause__, StepAbandoned):

@@ -476,7 +476,7 @@ def make_start_model(task: Task, options: TrainingOptions, seed: int, base: Path
     """Return the model, on the CPU, that every peer of the run starts from: drawn under the run's seed, or read from
     `options.warm_start`. The state of torch's generator is left as it was."""
     with GENERATOR, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(_torch_seed(stream(seed, SHARED, Purpose.INIT)))
+        torch.default_generator.manual_seed(start_seed(seed))
         model = make_model(task, precision_of(task, options))
     if not isinstance(model, torch.nn.Module):
         raise DataError(
@@ -536,10 +536,20 @@ def augments(task: Task) -> bool:
 
 def seed_operators(seed: int, peer: int, t: int, local: int, device: torch.device) -> None:
     """Seed the global generator of torch that dropout and its like draw from, as a function of peer and local step."""
-    value = _torch_seed(stream(seed, peer, Purpose.AUGMENT, t, local))
+    value = operator_seed(seed, peer, t, local)
     torch.default_generator.manual_seed(value)
     if device.type == "cuda":
         torch.cuda.manual_seed(value)
+
+
+def start_seed(seed: int) -> int:
+    """Return the seed of torch under which all peers of a run draw the model that they start from."""
+    return _torch_seed(stream(seed, SHARED, Purpose.INIT))
+
+
+def operator_seed(seed: int, peer: int, t: int, local: int) -> int:
+    """Return the seed of torch for what one peer draws in a local step."""
+    return _torch_seed(stream(seed, peer, Purpose.AUGMENT, t, local))
 
 
 def checked_indices(indices: npt.NDArray[np.int64], num_samples: int) -> npt.NDArray[np.int64]:

@@ -37,7 +37,6 @@ name, pause, steps = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 numbers = torch.Generator().manual_seed(7)
 inputs = torch.randn(90, 4, generator=numbers)
 mine = sottovoce.local(torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long()))
-torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 with sottovoce.join(model, every=3, steps=steps, keep=[optimizer]) as peer:
@@ -185,6 +184,32 @@ def test_devices_run_a_module_with_all_their_samples(script: Path) -> None:
         ended = standing.from_folder(standing.with_length(load(file, environment={}), file.parent), file.parent)
         assert ended is not None
         assert (ended.state, ended.round) == ("finished", 4)
+
+
+def test_devices_need_no_seed_in_their_script_and_come_to_what_the_simulation_does(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Processes that are forked from one draw the same in any case.
+    monkeypatch.setattr(sys, "executable", str(Path(sys.prefix) / "bin" / "python"))
+    folder = script.parent
+    # A simulation would deal the samples out.
+    text = SCRIPT.replace("torch.nn.Tanh()", "torch.nn.Dropout(0.2)").replace("sottovoce.local(", "(")
+    head = "    while not peer.done:"
+    script.write_text(text.replace(head, f'    print("draws", torch.randint(1 << 60, (1,)).item())\n{head}'))
+    files = write_kits(folder / "kits", 2, "run.seed=3")
+    arguments = ("--", "{peer}", "0", "12")
+    processes = [begin(folder, "-m", "peer", "run", "own.py", "--config", str(file), *arguments) for file in files]
+    drawn = []
+    for process in processes:
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, err
+        drawn += [line for line in out.splitlines() if line.startswith("draws ")]
+    # Behind the model, each device draws numbers of its own.
+    assert len({*drawn}) == 2
+    real = models(folder, 2)
+    simulated = sotto_in(folder, "simulate", "own.py", "--config", str(files[0]), *arguments)
+    assert simulated.returncode == 0, simulated.stderr
+    assert real == models(folder, 2)
 
 
 def plain(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

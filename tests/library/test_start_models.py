@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from peer.errors import HandshakeRefused
 from peer.library.loop_steps import LoopSteps
 from peer.library.meeting import Meeting
 from peer.library.parameters import ExchangedParameters
+from peer.library.random_state import RandomNumbers, draw_alike, draw_apart
 from peer.net.hello import HelloInfo, check_run, read_terms
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.protocol import BASED, NEWEST
@@ -225,6 +226,38 @@ def test_what_a_run_began_with_survives_a_crash() -> None:
         each.restore(former)
     assert again.start_model() == first.start_model()
     assert another.start_model() == StartModel(first.start_model().whole)
+
+
+@pytest.fixture
+def generators() -> Iterator[None]:
+    with RandomNumbers().kept():
+        yield
+
+
+@pytest.mark.usefixtures("generators")
+def test_a_script_without_a_seed_builds_one_model_everywhere_and_goes_on_with_numbers_of_its_own() -> None:
+    weights, behind = set(), []
+    for peer in (0, 1, 1):
+        torch.manual_seed(100 + len(behind))
+        draw_alike(7)
+        weights.add(bytes(nn.Linear(3, 3).weight.detach().numpy()))
+        draw_apart(7, peer)
+        behind.append(torch.rand(1).item())
+    draw_alike(8)
+    weights.add(bytes(nn.Linear(3, 3).weight.detach().numpy()))
+    assert len(weights) == 2
+    assert behind[0] != behind[1] == behind[2]
+
+
+@pytest.mark.usefixtures("generators")
+def test_a_seed_that_the_script_sets_counts() -> None:
+    draw_alike(7)
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    first = torch.rand(2)
+    draw_apart(7, 1)
+    assert torch.equal(torch.cat([first, torch.rand(2)]), expected)
 
 
 def test_devices_with_buffers_of_their_own_train_together(tmp_path: Path) -> None:
