@@ -115,6 +115,7 @@ FOLDERS: dict[str, set[str]] = {
         "library.events",
         "library.here",
         "library.kept_state",
+        "library.measured",
         "library.peer",
         "library.place",
     },

@@ -127,7 +127,7 @@ class LocalPeer:
                 log.warning("%s", problem)
         else:
             settle_privacy(None, self.folder.disk)
-            self.setup, self.trainer = RunSetup.of_loop(config, base, rates=rates[:2]), loop
+            self.setup, self.trainer = RunSetup.of_loop(config, base, rates=rates[:2], criteria=loop.criteria), loop
         keep_model_form(self.trainer, self.folder.disk)
         if (weight := self.setup.step_weight) > _MOST_WEIGHT:
             log.warning(

@@ -343,7 +343,7 @@ class Daemon:
 
     def _say_last_word(self, model: Path) -> None:
         """Log what came of the run here, and where it is."""
-        own, criterion = self._evaluations.own(), self._evaluations.criteria[0]
+        own, criterion = self._evaluations.own(), self._evaluations.told[0]
         figure = None if own is None else own.figure(criterion)
         loss = self._metrics.last_loss
         is_accuracy = criterion == ACCURACY

@@ -31,7 +31,7 @@ from peer.library.meeting import End, Meeting
 from peer.library.place import Host, Place, read_config
 from peer.records import RoundRecord
 from peer.run.plan import final_rounds, refuse_errors, validate_config
-from peer.state.kept_file import RUN_LENGTH
+from peer.state.kept_file import SCRIPT_SAYS, ScriptSays
 from peer.state.metrics import EvaluationRecord
 from peer.terminal import LineFormatter
 
@@ -135,7 +135,8 @@ class Background(Host):
             daemon_log.warning("%s: %s", finding.key, finding.sentence)
         parts = self._parts(steps, config)
         self._config, self._daemon = config, Daemon(parts)
-        RUN_LENGTH.keep(parts.common.local.folder.disk, config.run.rounds)
+        said = ScriptSays(config.run.rounds, steps.criteria)
+        SCRIPT_SAYS.keep(parts.common.local.folder.disk, said)
         self._runtime = self._daemon.runtime
         _open[self._path] = self
         return config.run.rounds - final_rounds(config, parts.common.local.setup.schedule) - 1
@@ -258,5 +259,6 @@ class Messenger:
         self._meeting.tell(MemberChange(name=name, kind=_KINDS[change.kind], round=change.effective))
 
     def evaluated(self, record: EvaluationRecord, name: str) -> None:
-        if record.accuracy is not None:
-            self._meeting.tell(Evaluated(name=name, round=record.round, accuracy=record.accuracy))
+        if record.accuracy is not None or record.metrics:
+            metrics = dict(record.metrics)
+            self._meeting.tell(Evaluated(name=name, round=record.round, accuracy=record.accuracy, metrics=metrics))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -58,5 +59,7 @@ class Evaluated:
     name: str
     round: int
     """Rounds that the model has been through."""
-    accuracy: float
-    """Fraction of the test samples that the model gets right, in [0, 1]."""
+    accuracy: float | None
+    """Fraction of the test samples that the model gets right, in [0, 1]; None if no sample was judged."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Its other figures, by name."""

@@ -31,7 +31,7 @@ from peer.library.parameters import ExchangedParameters, Vector
 from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.node.local_steps import RecordedSteps
 from peer.protocol import OLDEST, SNAPSHOT
-from peer.records import ModelForm
+from peer.records import ACCURACY, Criterion, ModelForm
 from peer.train.evaluation import Evaluation
 from peer.train.learning_rate import learning_rates
 from peer.train.local_step import Split, make_momentum
@@ -85,14 +85,15 @@ class LoopSteps(RecordedSteps):
         rounds: int,
         *,
         script: Arrays,
-        measure: Callable[[Vector], tuple[int, int]],
+        measure: Callable[[Vector], Evaluation],
+        criteria: tuple[Criterion, ...] = (ACCURACY,),
         overlap: bool = False,
         meanings: tuple[Meaning, ...] = (),
     ) -> None:
         """`options`: outer learning rate and momentum. `script`: what the script begins with. `measure(z)` returns
-        (right, total) of the model at z, in the script's thread. `overlap`: whether the script goes on from
+        figures of the model at z, by the `criteria`, in the script's thread. `overlap`: whether the script goes on from
         z − displacement while the exchange is under way. `meanings`: what the numbers in its data stand for."""
-        self.meeting, self.script, self.meanings = meeting, script, meanings
+        self.meeting, self.script, self.meanings, self.criteria = meeting, script, meanings, criteria
         self.repeats: Repeated | None = None
         """The round that `script` is the beginning of, once its displacement is known."""
         self.was_restored = False
@@ -162,8 +163,8 @@ class LoopSteps(RecordedSteps):
         model = np.array(z, np.float32)
         # While a journal is repeated, the script's thread is the one that asks.
         is_script = threading.current_thread() is self.meeting.owner
-        right, total = self._measure(model) if is_script else self.meeting.ask(Evaluate(model))
-        return Evaluation(np.array([right], np.int64), np.array([total], np.int64), None)
+        found: Evaluation = self._measure(model) if is_script else self.meeting.ask(Evaluate(model))
+        return found
 
     def save_model(self, z: FloatArray, path: Path) -> None:
         """Hand the last model to the script, and write it with all that is not exchanged."""

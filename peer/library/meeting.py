@@ -33,7 +33,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure the model at z. The answer is (right, total)."""
+    """Measure the model at z. The answer is an `Evaluation`."""
 
     z: npt.NDArray[np.float32]
 

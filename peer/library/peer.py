@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from peer.library.events import Evaluated, MemberChange, PeersLate, Rejoined, Ro
 from peer.library.here import is_alone, place
 from peer.library.kept_state import Keepable, Kept, LooseValues, pack, unpack
 from peer.library.loop_steps import LoopSteps, Repeated, ScriptStep
+from peer.library.measured import Measure, Measures
 from peer.library.meeting import End, Evaluate, Finish, Train
 from peer.library.parameters import ExchangedParameters, Vector, factors_apart
 from peer.library.place import Place, derive_config
@@ -32,6 +33,8 @@ from peer.library.weight_copies import WeightCopies
 from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.protocol import SNAPSHOT
 from peer.run.plan import algorithm_spec
+from peer.train.evaluation import Evaluation
+from peer.train.metrics import Metric
 from peer.train.model_file import not_in_files, save_model
 from peer.train.moving import buffers_kept
 from peer.wire.data_meaning import meanings_of
@@ -39,7 +42,6 @@ from peer.wire.data_meaning import meanings_of
 log = logging.getLogger("sotto")
 
 Batch = TypeVar("Batch")
-Measure: TypeAlias = Callable[[nn.Module], tuple[int, int]]
 
 _MOST_ACCUMULATED = 1000
 """Batches that may pass without a step: scripts accumulate gradients, over the end of a pass too."""
@@ -65,6 +67,7 @@ class Peer:
         outer_learning_rate: float,
         overlap: bool,
         evaluate: Measure | None,
+        metrics: Sequence[Metric],
         callbacks: dict[type, Callable[[Any], object]],
     ) -> None:
         _check_numbers(every, steps, outer_momentum, outer_learning_rate, overlap)
@@ -103,7 +106,7 @@ class Peer:
                 stacklevel=3,
             )
         self._place, self._every, self._overlap = where, every, overlap
-        self._evaluate, self._callbacks = evaluate, callbacks
+        self._evaluate, self._measures, self._callbacks = evaluate, Measures(metrics), callbacks
         outer = {"outer_momentum": outer_momentum, "outer_learning_rate": outer_learning_rate}
 
         def derive(config: Config) -> Config:
@@ -254,6 +257,7 @@ class Peer:
                 self.rounds,
                 script=self._script_state(self._parameters.vector() if self._overlap else None),
                 measure=self._measure,
+                criteria=self._measures.criteria,
                 overlap=self._overlap,
                 meanings=self._meanings,
             )
@@ -580,10 +584,10 @@ class Peer:
             self._last_round = self._host.open(self._loop_steps, self._config)
             self._host.start()
 
-    def _measure(self, z: Vector) -> tuple[int, int]:
-        """Return (right, total) of the model at z, and leave model and random numbers as they were."""
+    def _measure(self, z: Vector) -> Evaluation:
+        """Return the figures of the model at z, and leave model and random numbers as they were."""
         if self._evaluate is None:
-            return 0, 0
+            return Evaluation(np.zeros(1, np.int64), np.zeros(1, np.int64), None)
         model = self._parameters.model
         modes = [(module, module.training) for module in model.modules()]
         before = self._parameters.vector()
@@ -596,7 +600,7 @@ class Peer:
             for module, mode in modes:
                 module.training = mode
             self._parameters.write(before)
-        return _right_of_total(found)
+        return self._measures.of(found)
 
     def _tell_events(self) -> None:
         for event in self._meeting.events():
@@ -686,6 +690,7 @@ def join(
     outer_learning_rate: float = 1.0,
     overlap: bool = False,
     evaluate: Measure | None = None,
+    metrics: Sequence[Metric] = (),
     on_round: Callable[[RoundDone], object] | None = None,
     on_late: Callable[[PeersLate], object] | None = None,
     on_member: Callable[[MemberChange], object] | None = None,
@@ -710,8 +715,13 @@ def join(
     - `outer_momentum`, `outer_learning_rate`: Nesterov momentum on what a peer's rounds move, as in DiLoCo (0.9 and 0.7
       there); the same on all peers.
     - `overlap`: exchange while the next steps are done; a model then takes effect one round late.
-    - `evaluate(model)` returns how many test samples the model gets right, and of how many. It is called in evaluation
-      mode and without gradients, every `evaluation.every_rounds`.
+    - `evaluate(model)` returns how many test samples the model gets right, and of how many; or, by name, the sum and
+      the count of what was measured, such as `{"loss": (sum, count), "accuracy": (right, total)}`. A figure that is no
+      mean, such as AUROC, is one number. It is called in evaluation mode and without gradients, every
+      `evaluation.every_rounds`.
+    - `metrics`: the figures to tell, each computed from what `evaluate` returns, such as `[sottovoce.PERPLEXITY]` from
+      the loss, and accuracy where it returns that. Models are compared by the first. Without it, the figures are
+      accuracy and test loss. The same on all peers.
     - `on_round`, `on_late`, `on_member`, `on_evaluation` and `on_rejoin` are called with an event, in the thread of the
       script, during `step`.
 
@@ -736,6 +746,7 @@ def join(
         outer_learning_rate=outer_learning_rate,
         overlap=overlap,
         evaluate=evaluate,
+        metrics=metrics,
         callbacks={kind: call for kind, call in callbacks.items() if call is not None},
     )
 
@@ -772,21 +783,3 @@ def _number(loss: object) -> torch.Tensor | float:
         pass
     what = f"of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
     raise UsageError(f"the loss given to step() is {what}; give one real number, such as loss.mean(), or nothing")
-
-
-def _right_of_total(found: object) -> tuple[int, int]:
-    """Return the result of `evaluate`. Raises UsageError if it is not the number of right samples and their total: a
-    fraction would be told to all as 0."""
-    try:
-        right, total = found if isinstance(found, tuple) else ()
-        whole = int(right), int(total)
-        # Sums of floats are whole, but 1.0 of 1.0 is an accuracy.
-        is_count = whole == (right, total) and (not isinstance(total, float) or total > 1)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        is_count = False
-    if not is_count or not 0 <= whole[0] <= whole[1]:
-        raise UsageError(
-            f"evaluate returned {found!r}; it must return (right, total), two whole numbers: how many test samples the"
-            " model gets right, and of how many"
-        )
-    return whole

@@ -89,10 +89,15 @@ def _missing(member: Member) -> str:
 
 
 def _criteria(directory: Path, members: Sequence[Member]) -> dict[str, Better]:
-    """Return the figures of the task, which is on the devices: as peers say, or said when they were asked before."""
+    """Return the figures of task or script, which is on the devices: as peers say, or said when they were asked before,
+    or have left in a state folder here."""
     said = criteria_of(member.answer for member in members if member.answer is not None)
     if said is not None:
         return said
+    for member in members:
+        with contextlib.suppress(StateError):
+            if member.has_kit and (kept := standing.script_criteria(member.config, member.base)) is not None:
+                return {criterion.name: criterion.better for criterion in kept}
     try:
         return Summary.load(directory / "summary.json").criteria
     except (OSError, StateError):

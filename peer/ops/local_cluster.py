@@ -41,7 +41,7 @@ from peer.ops.export import export_model
 from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
 from peer.ops.resize import Lineup, add_peers
 from peer.ops.rollback import newest_common_round, put_back
-from peer.ops.standing import has_left, with_length
+from peer.ops.standing import has_left, script_criteria, with_length
 from peer.records import PeerProgress, Progress
 from peer.run.plan import refuse_errors, refuse_own_data, validate_config
 from peer.run.setup import RunSetup
@@ -152,6 +152,8 @@ class Cluster:
         )
         self.rounds = 0 if script else config.run.rounds
         """Rounds of the run; 0 while only a script knows."""
+        self.criteria, self.criterion = self.setup.criteria, self.setup.criterion
+        """The figures of an evaluation, and the one that models are compared by."""
         self._base, self._launcher, self._fork_server = base, launcher, fork_server
         self._words = [*(["--debug"] if debug else []), *(["--deal"] if script else []), *script]
         if lineup is not None:
@@ -384,6 +386,8 @@ class Cluster:
             self._learn_length(index)
         number, schedule = self.numbers[index], self.setup.schedule
         own = [r for r in store.evaluations() if r.peer == number and r.split == "test"]
+        if own:
+            self.criterion = own[-1].compared_by(self.criteria)
         links = store.links()
         neighbors = {link.neighbor for link in links}
         awaited = 0
@@ -394,7 +398,7 @@ class Cluster:
         sockets = [link.socket_bytes for link in links]
         self._seen[index] = dataclasses.replace(
             seen,
-            figure=own[-1].figure(self.setup.criterion) if own else seen.figure,
+            figure=own[-1].figure(self.criterion) if own else seen.figure,
             socket_bytes=sum(size or 0 for size in sockets) if sockets and None not in sockets else None,
             neighbors=len(neighbors),
             neighbors_up=sum(link.up for link in links),
@@ -404,11 +408,17 @@ class Cluster:
         )
 
     def _learn_length(self, index: int) -> None:
-        """Learn from a peer how many rounds there are, if its script has said so."""
+        """Learn from a peer how many rounds and which figures there are, if its script has said so."""
         config = with_length(self.config, self.peer_files[index].parent)
         if config is not self.config:
+            self.learn_criteria()
             self.config, self.rounds = config, config.run.rounds
             write_resolved(self.config, self.directory / "config.toml", self._base)
+
+    def learn_criteria(self) -> None:
+        """Learn which figures scripts tell. Where they are started again, that is known once they have joined."""
+        said = [script_criteria(self.config, file.parent) for file in self.peer_files]
+        self.criteria = next(filter(None, said), self.criteria)
 
     def _evaluate_new_models(self) -> None:
         """Measure consensus distance and averaged model wherever all peers have left theirs."""
@@ -516,7 +526,7 @@ def up(
                     elapsed_s=time.monotonic() - started,
                     begun_at_round=min(filter(None, begin), default=0),
                     peers=tuple(peers),
-                    criterion=cluster.setup.criterion,
+                    criterion=cluster.criterion,
                     averaged_figure=cluster.averaged_figure,
                     consensus_distance=cluster.consensus_distance,
                 )
@@ -561,9 +571,11 @@ def up(
         failure = DivergenceError(f"{failure}; all peers are put back to round {cluster.put_back()}")
         ended = f"diverged: {failure}"
     try:
+        cluster.learn_criteria()
         show("collecting results", peers := cluster.poll())
         config = cluster.config
         summary.rounds = config.run.rounds
+        summary.criteria = {criterion.name: criterion.better for criterion in cluster.criteria}
         if ended == "completed" and all(peer.round < config.run.rounds for peer in peers):
             ended = "stopped"  # By `sotto stop`, with which peers end well too.
         if ended == "completed":

@@ -17,9 +17,10 @@ from peer.config.options import Config
 from peer.errors import StateError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind
+from peer.records import Criterion
 from peer.state.checkpoints import find_checkpoints, read_description
 from peer.state.disk import RealDisk
-from peer.state.kept_file import RUN_LENGTH
+from peer.state.kept_file import SCRIPT_SAYS
 from peer.state.metrics import MetricsStore
 
 OWN_FOLDER = "its state folder"
@@ -58,10 +59,17 @@ class Standing:
 
 def with_length(config: Config, base: Path) -> Config:
     """Return the configuration of a peer with the rounds of its run, where a training script has decided on them."""
-    rounds = RUN_LENGTH.read(RealDisk(base / config.state.directory))
-    if rounds is None:
+    said = SCRIPT_SAYS.read(RealDisk(base / config.state.directory))
+    if said is None:
         return config
-    return config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})
+    return config.model_copy(update={"run": config.run.model_copy(update={"rounds": said.rounds})})
+
+
+def script_criteria(config: Config, base: Path) -> tuple[Criterion, ...] | None:
+    """Return the figures that the training script of a peer may tell, by its state folder; None where that does not say
+    so. Raises StateError."""
+    said = SCRIPT_SAYS.read(RealDisk(base / config.state.directory))
+    return None if said is None else said.criteria
 
 
 def from_folder(config: Config, base: Path) -> Standing | None:
@@ -89,7 +97,8 @@ def last_figures(config: Config, base: Path) -> dict[str, Any]:
         contextlib.suppress(sqlite3.Error, StateError),
         contextlib.closing(MetricsStore(file, read_only=True)) as store,
     ):
-        return {"rounds": with_length(config, base).run.rounds, **store.last_figures(config.peer.index)}
+        rounds, criteria = with_length(config, base).run.rounds, script_criteria(config, base)
+        return {"rounds": rounds, **store.last_figures(config.peer.index, criteria)}
     return {}
 
 

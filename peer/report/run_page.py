@@ -129,10 +129,11 @@ def _figure_cards(summary: Summary, criterion: Criterion) -> list[tuple[str, str
             f" ({figure(criterion, single)})"
         )
     name = "" if criterion == ACCURACY else f", {criterion.name}"
-    return [
-        (f"Worst peer{name}", figure(criterion, worst), against),
-        (f"Averaged model{name}", figure(criterion, summary.averaged(criterion)), "Σ x over Σ u of all peers"),
-    ]
+    averaged = summary.averaged(criterion)
+    of_all = (f"Averaged model{name}", figure(criterion, averaged), "Σ x over Σ u of all peers")
+    if averaged is None and len(summary.of_peers(criterion)) > 1:
+        of_all = (f"Mean of devices{name}", figure(criterion, summary.mean(criterion)), "each with its own model")
+    return [(f"Worst peer{name}", figure(criterion, worst), against), of_all]
 
 
 def _less(summary: Summary, num_bytes: int, what: str) -> tuple[str, str]:

@@ -100,7 +100,10 @@ def _figures(summary: Summary, criterion: Criterion) -> Table:
         table.add_row("worst on its own hold-out", figure(criterion, criterion.worst(holdouts)))
     if summary.epsilon is not None:
         table.add_row("ε spent by each peer, at most", significant(summary.epsilon))
-    table.add_row("averaged model", figure(criterion, summary.averaged(criterion)), style="bold")
+    averaged = summary.averaged(criterion)
+    if averaged is None and len(figures) > 1:
+        table.add_row("mean of devices", figure(criterion, summary.mean(criterion)))
+    table.add_row("averaged model", figure(criterion, averaged), style="bold")
     table.add_row("one process, float32", figure(criterion, single))
     if worst is not None and single is not None:
         table.add_row("worst − one process", difference(criterion, worst - single).replace("points", "pts"))

@@ -44,7 +44,7 @@ from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
 from peer.node.statements import Statements
 from peer.random import PhiloxSource
-from peer.records import ACCURACY, Criterion, ModelForm
+from peer.records import Criterion, ModelForm
 from peer.run.plan import (
     algorithm_spec,
     averaging_rate,
@@ -68,6 +68,7 @@ from peer.train.fastest import fastest
 from peer.train.label_adjustment import declared_shares
 from peer.train.learning_rate import learning_rates, step_size_decay
 from peer.train.local_step import Split, Trainer, check_data, make_momentum
+from peer.train.metrics import UNDECLARED
 from peer.train.own_task import criteria_of
 from peer.train.partition import Manifest, OwnSamples, own_samples, partition
 from peer.train.precision import precision_of
@@ -92,6 +93,11 @@ class PeerTrainer(LocalSteps, Protocol):
     @property
     def meanings(self) -> tuple[Meaning, ...]:
         """Meanings of the numbers in this device's data, as far as they are known."""
+        ...
+
+    @property
+    def criteria(self) -> tuple[Criterion, ...]:
+        """The figures of `evaluate`."""
         ...
 
     def initial_vector(self) -> npt.NDArray[np.float32]: ...
@@ -131,6 +137,8 @@ class RunSetup:
     precision: Precision = "float32"
     """Precision of models where `training.precision` is "fastest": that of this device's peer. Without a peer, that of
     all models, in which models of peers that chose differently can be compared."""
+    criteria_of_loop: tuple[Criterion, ...] = UNDECLARED
+    """Where there is no task, the figures that scripts may tell."""
 
     @classmethod
     def open(
@@ -167,9 +175,16 @@ class RunSetup:
 
     @classmethod
     def of_loop(
-        cls, config: Config, base: Path, num_peers: int | None = None, *, rates: tuple[float, float] | None = None
+        cls,
+        config: Config,
+        base: Path,
+        num_peers: int | None = None,
+        *,
+        rates: tuple[float, float] | None = None,
+        criteria: tuple[Criterion, ...] = UNDECLARED,
     ) -> RunSetup:
-        """Return the setup of a run whose local steps are those of the user's scripts: it knows no task and no data."""
+        """Return the setup of a run whose local steps are those of the user's scripts, which tell figures by some
+        `criteria`: it knows no task and no data."""
         if config.privacy.is_on:
             raise ConfigError(
                 "cannot make the local steps of a training script private; use a task", key="training.task"
@@ -180,7 +195,8 @@ class RunSetup:
         schedule = build_schedule(config, base, config.num_members(count))
         compressor = build_compressor(config)
         rate, theta = rates or (averaging_rate(config, compressor), first_theta(config))
-        return cls(config, base, count, None, samples, schedule, compressor, rate, theta)
+        setup = cls(config, base, count, None, samples, schedule, compressor, rate, theta)
+        return replace(setup, criteria_of_loop=criteria)
 
     @property
     def task(self) -> Task:
@@ -196,7 +212,7 @@ class RunSetup:
     @cached_property
     def criteria(self) -> tuple[Criterion, ...]:
         """The figures of an evaluation, the one that models are compared by first."""
-        return (ACCURACY,) if self._task is None else criteria_of(self._task)
+        return self.criteria_of_loop if self._task is None else criteria_of(self._task)
 
     @property
     def criterion(self) -> Criterion:

@@ -12,7 +12,7 @@ from peer.compress.payload import FloatArray
 from peer.config.options import Config
 from peer.config.precision_choice import FASTEST, PrecisionChoice
 from peer.gossip.error_feedback import final_rounds_for
-from peer.records import ACCURACY
+from peer.records import ACCURACY, Better
 from peer.run.machine import machine_facts
 from peer.run.plan import describe_messages
 from peer.run.setup import RunSetup
@@ -138,6 +138,7 @@ def sum_up(summary: Summary, stores: Sequence[MetricsStore]) -> None:
     own = [newest[peer] for peer in sorted(newest) if peer >= 0 and peer in (summary.members or newest)]
     kept = {record.peer: record for record in measured(files) if record.split == "holdout"}
     holdouts = [kept[peer] for peer in sorted(kept)]
+    summary.criteria = _told(summary, own)
     has_accuracy = ACCURACY.name in summary.criteria
     compared = [(figure, record) for record in own if (figure := record.figure(summary.criterion)) is not None]
     if len(compared) < len(own):
@@ -178,6 +179,16 @@ def train_single_process(config: Config, setup: RunSetup) -> Evaluation:
         base=setup.base,
     )
     return baseline.evaluation
+
+
+def _told(summary: Summary, own: Sequence[EvaluationRecord]) -> dict[str, Better]:
+    """Return the criteria of which half of the evaluations that have figures have one: a script need not tell all that
+    it may. Without any figure, what a script has not declared is left out; accuracy comes first only there."""
+    figures = [{c.name for c in summary.all_criteria if each.figure(c) is not None} for each in own]
+    known = [names for names in figures if names]
+    told = {c.name: c.better for c in summary.all_criteria if 0 < len(known) <= 2 * sum(c.name in n for n in known)}
+    untold = {ACCURACY.name: ACCURACY.better} if summary.criterion == ACCURACY else summary.criteria
+    return told or untold
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

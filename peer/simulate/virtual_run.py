@@ -117,10 +117,14 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         if not loops:
             use_one_thread()
             refuse_own_data(config)
-        setup = RunSetup.of_loop(config, base) if loops else RunSetup.open(config, base, num_peers)
+        if loops:
+            setup = RunSetup.of_loop(config, base, criteria=loops[0].criteria)
+        else:
+            setup = RunSetup.open(config, base, num_peers)
         self.setup = self._prepared(replace(setup, shared_copies=SharedCopies()))
         if not loops and (problem := self.setup.short_shard(range(num_peers))) is not None:
             log.warning("%s", problem)
+        self._criterion = self.setup.criterion
         self._metrics = metrics
         self._after_round: Callable[[AnyParticipant, RoundRecord], None] | None = after_round
         self._after_evaluation: Callable[[EvaluationRecord], None] | None = after_evaluation
@@ -211,7 +215,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             rounds=self.config.run.rounds,
             elapsed_s=elapsed_s,
             virtual_s=self.now,
-            criterion=self.setup.criterion,
+            criterion=self._criterion,
             averaged_figure=self.averaged_figure,
             consensus_distance=self.last_consensus,
             peers=tuple(
@@ -300,7 +304,8 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         self.last_consensus = record.consensus_distance
         of_average = self._evaluate_average(averaged)
         averaged_record = evaluation_record(-1, done, "test", of_average)
-        self.averaged_figure = averaged_record.figure(self.setup.criterion)
+        self._criterion = averaged_record.compared_by(self.setup.criteria)
+        self.averaged_figure = averaged_record.figure(self._criterion)
         records: list[EvaluationRecord | ConsensusRecord] = [record, averaged_record]
         step = max(1, -(-self.num_peers // MODELS_EVALUATED_MAX))
         wanted: list[tuple[int, Split]] = [(peer, "test") for peer in range(0, self.num_peers, step)]
@@ -312,7 +317,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             found = evaluated.get((peer, split), of_average)
             own = evaluation_record(peer, done, split, found)
             if split == "test":
-                self._totals[peer].figure = own.figure(self.setup.criterion)
+                self._totals[peer].figure = own.figure(self._criterion)
                 if self._after_evaluation is not None:
                     self._after_evaluation(own)
             records.append(own)

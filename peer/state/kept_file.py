@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from peer.config.precision_choice import PrecisionChoice
 from peer.errors import StateError, remedy
 from peer.foreign_values import parse_json
-from peer.records import ModelForm
+from peer.records import ACCURACY, Criterion, ModelForm
 from peer.state.disk import Disk, replace, writing
 
 T = TypeVar("T")
@@ -123,10 +123,29 @@ MODEL_FORM = KeptFile[ModelForm](
 FROZEN_FILE = "frozen.safetensors"
 """Name of the file beside it with what no round changes: frozen parameters. Only models that have such have it."""
 
-RUN_LENGTH = KeptFile[int](
+
+@dataclass(frozen=True)
+class ScriptSays:
+    """What the training script of a peer decides."""
+
+    rounds: int
+    criteria: tuple[Criterion, ...] = (ACCURACY,)
+    """The figures that it may tell."""
+
+
+def _script_says_of_json(tree: Mapping[str, Any]) -> ScriptSays:
+    if "criteria" not in tree:
+        return ScriptSays(int(tree["rounds"]))
+    criteria = tuple(Criterion(str(name), better) for name, better in tree["criteria"].items())
+    if not criteria or not {criterion.better for criterion in criteria} <= {"higher", "lower"}:
+        raise ValueError("no criteria")
+    return ScriptSays(int(tree["rounds"]), criteria)
+
+
+SCRIPT_SAYS = KeptFile[ScriptSays](
     "rounds.json",
-    lambda rounds: {"rounds": rounds},
-    lambda tree: int(tree["rounds"]),
+    lambda said: {"rounds": said.rounds, "criteria": {each.name: each.better for each in said.criteria}},
+    _script_says_of_json,
     "start the peer, which writes it anew",
 )
-"""Rounds of a run whose length a training script decides, for whoever reads the folder; the peer never reads it."""
+"""For whoever reads the folder; the peer never reads it. Earlier releases wrote the rounds alone."""

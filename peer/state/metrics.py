@@ -52,6 +52,10 @@ class EvaluationRecord:
         """Return the accuracy or metric of that name; None if it is not known."""
         return self.accuracy if criterion == ACCURACY else self.metrics.get(criterion.name)
 
+    def compared_by(self, criteria: Sequence[Criterion]) -> Criterion:
+        """Return the first criterion of which it has a figure; the first of all where it has none."""
+        return next((each for each in criteria if self.figure(each) is not None), criteria[0])
+
 
 def measured(
     files: Sequence[tuple[Sequence[RoundRecord], Sequence[EvaluationRecord]]],
@@ -249,6 +253,12 @@ class Summary:
         figures = self.of_peers(criterion)
         return criterion.worst(figures) if figures else None
 
+    def mean(self, criterion: Criterion) -> float | None:
+        """Return the mean of the peers' figures. It is the figure of no model, nor of all samples together: it stands
+        in where nobody could judge the averaged model."""
+        figures = self.of_peers(criterion)
+        return statistics.fmean(figures) if figures else None
+
     def averaged(self, criterion: Criterion) -> float | None:
         """Return the figure of the averaged model."""
         return self.averaged_accuracy if criterion == ACCURACY else self.averaged_metrics.get(criterion.name)
@@ -263,8 +273,9 @@ class Summary:
         """Return the JSON document of `save`."""
         own = [criterion for criterion in self.all_criteria if criterion != ACCURACY]
         worst = {"worst_metrics": {criterion.name: self.worst(criterion) for criterion in own}}
+        means = {"mean_of_devices": {criterion.name: self.mean(criterion) for criterion in self.all_criteria}}
         margins = {"margins": {criterion.name: self.margin(criterion) for criterion in self.all_criteria}}
-        return asdict(self) | {"worst_accuracy": self.worst_accuracy} | worst | margins
+        return asdict(self) | {"worst_accuracy": self.worst_accuracy} | worst | means | margins
 
     def continue_from(self, path: Path) -> None:
         """Take over the start time and commands of the run from the summary of its first part, if it can be read."""
@@ -415,9 +426,9 @@ class MetricsStore:
         (last,) = self._connection.execute(f"SELECT MAX(round) FROM {table} WHERE peer = ?", (peer,)).fetchone()
         return -1 if last is None else int(last)
 
-    def last_figures(self, peer: int) -> dict[str, Any]:
-        """Return loss, accuracy, metrics and sent bytes of a peer as its answer to `sotto status` has them. Raises
-        sqlite3.Error."""
+    def last_figures(self, peer: int, criteria: Sequence[Criterion] | None = None) -> dict[str, Any]:
+        """Return loss, accuracy, metrics and sent bytes of a peer as its answer to `sotto status` has them. `criteria`:
+        those of its script; None for a task, which is judged by its first metric. Raises sqlite3.Error."""
         rows = "FROM rounds WHERE peer = ?"
         loss = self._connection.execute(f"SELECT loss {rows} AND loss NOT NULL ORDER BY round DESC LIMIT 1", (peer,))
         (payload,) = self._connection.execute(f"SELECT SUM(payload_bytes) {rows}", (peer,)).fetchone()
@@ -425,11 +436,14 @@ class MetricsStore:
         tested = self._read(EvaluationRecord, "evaluations", own, (peer,))
         sockets = [link.socket_bytes for link in self.links() if link.peer == peer]
         metrics = dict(tested[0].metrics) if tested else {}
+        criterion = next(iter(metrics), ACCURACY.name)
+        if criteria and tested:
+            criterion = tested[0].compared_by(criteria).name
         return {
             "loss": next((float(value) for (value,) in loss), None),
             "accuracy": tested[0].accuracy if tested else None,
             "metrics": metrics,
-            "criterion": next(iter(metrics), ACCURACY.name),
+            "criterion": criterion,
             "payload_bytes": payload,
             "socket_bytes": None if not sockets or None in sockets else sum(size or 0 for size in sockets),
         }

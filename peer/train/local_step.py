@@ -27,7 +27,7 @@ from peer.config.options import TrainingOptions
 from peer.config.precision_choice import Precision
 from peer.errors import ConfigError, DataError, LocalProtocolError
 from peer.random import SHARED, Purpose, Stream, stream
-from peer.records import ModelForm
+from peer.records import Criterion, ModelForm
 from peer.train.data import Classification
 from peer.train.evaluation import Evaluation, class_labels, evaluate_model
 from peer.train.label_adjustment import LabelAdjustment, deal_locally, training_loss
@@ -36,7 +36,7 @@ from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import load_model_, model_parts, not_in_files, save_model, start_model, state_tensors
 from peer.train.momentum import Momentum
 from peer.train.moving import FrozenParameters, buffers_kept, frozen_kept, matching, set_buffer_
-from peer.train.own_task import OwnTask, errors_of, inner_task
+from peer.train.own_task import OwnTask, criteria_of, errors_of, inner_task
 from peer.train.precision import make_model, precision_of
 from peer.train.private_step import ClippedSum, GaussianMechanism, check_options, noised_mean, sampling_rate
 from peer.train.sampling import BatchDraw, BatchSchedule, augmentation_uniforms
@@ -158,6 +158,11 @@ class Trainer:
     def meanings(self) -> tuple[Meaning, ...]:
         """Meaning of the numbers in this device's data, as far as the task knows."""
         return meanings_of(getattr(self.task, "meaning", {}))
+
+    @property
+    def criteria(self) -> tuple[Criterion, ...]:
+        """The figures of the task's evaluations, the one that it is judged by first."""
+        return criteria_of(self.task)
 
     def initial_vector(self) -> Vector:
         """Return the vector that every peer of the run starts from, float32[n]."""

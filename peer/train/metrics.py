@@ -1,7 +1,8 @@
-"""Metrics of an own task: figures of a test set beside accuracy, or in its place.
+"""Metrics of an own task or script: figures of a test set beside accuracy, or in its place.
 
-A task lists them in its attribute `metrics`. Its method `measure(model, batch)` returns tensors by name; a metric is
-computed from their means over all elements of the whole test set. The mean loss is among them as "loss".
+A task lists them in its attribute `metrics`, a script in the argument of that name of `sottovoce.join`. A task's method
+`measure(model, batch)` returns tensors by name; a metric is computed from their means over all elements of the whole
+test set. The mean loss is among them as "loss". A script's `evaluate(model)` returns sums and counts by name.
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ MOST_CHARACTERS = 24
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a model on a test set."""
+    """One figure of a model on a test set, for the `metrics` of a task or of `join`."""
 
     name: str
-    of: Callable[[Means], float]
-    """Computes the figure from the means of the task's `measure` results, by name."""
+    of: Callable[[Means], float] | None = None
+    """Computes the figure from the means of what was measured, by name. None: it is the value of its own name."""
     better: Better = "higher"
     """Whether higher or lower values are better."""
 
     @property
     def criterion(self) -> Criterion:
+        """The metric without how it is computed."""
         return Criterion(self.name, self.better)
 
 
 def _exp(x: float) -> float:
-    return math.exp(x) if x < 700.0 else math.inf
+    return math.inf if x >= 700.0 else math.exp(x)
 
 
 def _f1(means: Means) -> float:
@@ -56,6 +58,9 @@ RMSE = Metric("RMSE", lambda means: math.sqrt(means["squared_error"]), "lower")
 """`measure` returns "squared_error" of each number."""
 F1 = Metric("F1", _f1)
 """`measure` returns "true_positive", "false_positive" and "false_negative" of each sample. 0 without any positive."""
+
+UNDECLARED = (ACCURACY, TEST_LOSS.criterion)
+"""The figures of a script that declares no metrics: models are compared by the first of them that it tells."""
 
 
 @dataclass
@@ -78,10 +83,17 @@ class MeanValues:
         }
 
 
+def figure_of(metric: Metric, means: Means) -> float:
+    """Return a metric's figure. Raises KeyError for a mean that is not there, and whatever its `of` does."""
+    return means[metric.name] if metric.of is None else metric.of(means)
+
+
 def why_no_metrics(metrics: object) -> str | None:
     """Return the fault of a task's attribute `metrics`; None if it has none."""
     if not isinstance(metrics, tuple | list) or not all(isinstance(metric, Metric) for metric in metrics):
-        return "must be a tuple of peer.train.metrics.Metric"
+        return "must be a tuple of sottovoce.Metric"
+    if wrong := [metric.better for metric in metrics if metric.better not in ("higher", "lower")]:
+        return f'has better={wrong[0]!r}; valid: "higher", "lower"'
     names = [metric.name for metric in metrics]
     for name in names:
         if not (isinstance(name, str) and name.isprintable() and 0 < len(name.strip()) == len(name) <= MOST_CHARACTERS):

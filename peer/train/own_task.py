@@ -19,7 +19,7 @@ import torch
 import peer
 from peer.errors import SottoError, TaskError
 from peer.records import ACCURACY, Criterion
-from peer.train.metrics import metrics_of
+from peer.train.metrics import figure_of, metrics_of
 from peer.train.task import Data, Task
 
 Batch = tuple[torch.Tensor, ...]
@@ -181,9 +181,10 @@ class OwnTask:
         figures = {}
         for metric in self.metrics:
             with self.code.runs():
-                figure = metric.of(means)
+                figure = figure_of(metric, means)
             if not isinstance(figure, int | float):
-                raise self.code.breach(f"the metric {metric.name} is {_described(figure)}, not a number", metric.of)
+                problem = f"the metric {metric.name} is {_described(figure)}, not a number"
+                raise self.code.breach(problem, metric.of or self.measure)
             figures[metric.name] = float(figure)
         return figures
 

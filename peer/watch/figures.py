@@ -166,8 +166,8 @@ class MetricsFiles:
 
 
 def compared_by(figures: Figures, criteria: Sequence[Criterion]) -> Criterion | None:
-    """Return the figure that compares models: the first configured criterion. None while the better direction of the
+    """Return the figure that compares models: the first criterion that was told. None while the better direction of the
     task's own metrics is unknown."""
     if criteria:
-        return criteria[0]
+        return next((each for each in criteria if each.name in figures.curves), criteria[0])
     return ACCURACY if ACCURACY.name in figures.curves or not figures.curves else None

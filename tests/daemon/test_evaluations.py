@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from peer.records import ACCURACY, Criterion
 from peer.state.metrics import EvaluationRecord
 from peer.train.evaluation import Evaluation
 from peer.train.local_step import Split
+from peer.train.metrics import UNDECLARED
 
 ROUNDS = 100
 PEERS = range(4)
@@ -128,6 +130,32 @@ def test_the_worst_peer_is_that_of_the_largest_error_where_lower_values_are_bett
     assert worst is not None
     assert (worst.peer, worst.metrics) == (2, {"RMSE": 0.75})
     assert parse_stored(stored(worst)) == worst
+
+
+def test_models_are_compared_by_what_the_script_here_tells(sent: Sent) -> None:
+    """Whatever others say: one that tells an accuracy where nobody else does must not take the place of the loss."""
+    evaluations = sent.evaluations(EvaluationOptions(), criteria=UNDECLARED, samples=SampleCounts((0,), None))
+    assert evaluations.told == UNDECLARED
+    evaluations.heard(1, encode_evaluation(replace(record(1, ROUNDS), correct=(3,), total=(4,))))
+    assert evaluations.told == (ACCURACY,), "a device without test data shows the figures of the others"
+    for peer, loss in ((0, 0.5), (2, math.inf), (3, 0.25)):
+        measured = replace(record(peer, ROUNDS), correct=(0,), total=(0,), metrics={"test loss": loss})
+        if peer:
+            evaluations.heard(peer, encode_evaluation(measured))
+        else:
+            evaluations.share([measured])
+    assert [criterion.name for criterion in evaluations.told] == ["test loss"]
+    worst = evaluations.worst()
+    assert worst is not None
+    assert worst.peer == 2
+
+
+@pytest.mark.parametrize("figures", [(), (0.5, 0.5), (0.5,) * 10_000], ids=len)
+def test_another_number_of_figures_than_here_is_left_out(figures: tuple[float, ...], sent: Sent) -> None:
+    evaluations = sent.evaluations(EvaluationOptions(), criteria=UNDECLARED)
+    told = {str(number): value for number, value in enumerate(figures)}
+    evaluations.heard(1, encode_evaluation(replace(record(1, 40, correct=3), metrics=told)))
+    assert evaluations.newest[1, "test"] == record(1, 40, correct=3)
 
 
 def test_the_worst_peer_and_who_has_finished(evaluations: Evaluations) -> None:

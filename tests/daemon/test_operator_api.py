@@ -104,7 +104,11 @@ class Asked:
             evaluations=cast(
                 Evaluations,
                 SimpleNamespace(
-                    own=lambda: None, worst=lambda: None, finished=lambda: self.finished, criteria=(ACCURACY,)
+                    own=lambda: None,
+                    worst=lambda: None,
+                    finished=lambda: self.finished,
+                    criteria=(ACCURACY,),
+                    told=(ACCURACY,),
                 ),
             ),
             divergence=cast(Divergence, SimpleNamespace(claims=lambda: self.claims)),

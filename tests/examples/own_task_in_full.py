@@ -7,9 +7,8 @@ task = "own_task_in_full:make_task"
 import math
 
 import torch
+from sottovoce import RMSE
 from torch import nn
-
-from peer.train.metrics import RMSE
 
 
 class Waves:

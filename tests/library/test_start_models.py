@@ -19,6 +19,7 @@ from peer.config.options import TrainingOptions
 from peer.daemon import neighbors
 from peer.errors import HandshakeRefused
 from peer.library.loop_steps import LoopSteps
+from peer.library.measured import Measures
 from peer.library.meeting import Meeting
 from peer.library.parameters import ExchangedParameters
 from peer.library.random_state import RandomNumbers, draw_alike, draw_apart
@@ -209,7 +210,7 @@ def test_lists_of_digests_that_are_none_are_refused(field: str) -> None:
 def steps_of(weight: float) -> LoopSteps:
     torch.manual_seed(0)
     model, meeting = with_criterion(weight), Meeting(threading.current_thread())
-    return LoopSteps(ExchangedParameters(model), meeting, TrainingOptions(), 3, script={}, measure=lambda model: (0, 0))
+    return LoopSteps(ExchangedParameters(model), meeting, TrainingOptions(), 3, script={}, measure=Measures(()).of)
 
 
 def test_what_a_run_began_with_survives_a_crash() -> None:

@@ -14,7 +14,7 @@ from peer.ops.standing import Standing, from_answers, from_folder, last_figures
 from peer.records import RoundRecord
 from peer.state.checkpoints import Checkpoint, StateFolder
 from peer.state.disk import RealDisk
-from peer.state.kept_file import RUN_LENGTH
+from peer.state.kept_file import SCRIPT_SAYS, ScriptSays
 from peer.state.metrics import MetricsStore
 
 CONFIG = Config(peers=tuple(PeerAddress(name=name) for name in ("ada", "ben"))).model_copy(
@@ -63,7 +63,7 @@ def test_the_metrics_of_the_last_round_are_enough(tmp_path: Path) -> None:
 def test_the_length_of_a_run_is_that_on_which_a_script_decided(tmp_path: Path) -> None:
     save(tmp_path, 5)
     assert from_folder(CONFIG, tmp_path) is None
-    RUN_LENGTH.keep(RealDisk(tmp_path / "state"), 5)
+    SCRIPT_SAYS.keep(RealDisk(tmp_path / "state"), ScriptSays(5))
     assert from_folder(CONFIG, tmp_path) == Standing("finished", "its state folder", 5)
     MetricsStore(tmp_path / "state" / "metrics.sqlite").close()
     assert last_figures(CONFIG, tmp_path)["rounds"] == 5

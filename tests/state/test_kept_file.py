@@ -17,12 +17,12 @@ from peer.daemon.device.kept_rates import KeptRates
 from peer.daemon.device.limit_rules import Usage
 from peer.daemon.members import first_peer_list
 from peer.errors import StateError
-from peer.records import ModelForm
+from peer.records import ACCURACY, Criterion, ModelForm
 from peer.state import incarnation, kept_file, kept_progress, statement_counter
 from peer.state.disk import RealDisk
 from peer.state.incarnation import Incarnation
 from peer.state.journal import Announced, Begun, Call, Called, Lost, Received, Stepped, TimedOut
-from peer.state.kept_file import CHOSEN_PRECISION, CLASS_VOTES, KeptFile, KeptShares
+from peer.state.kept_file import CHOSEN_PRECISION, CLASS_VOTES, SCRIPT_SAYS, KeptFile, KeptShares, ScriptSays
 from peer.state.kept_progress import KEPT_PROGRESS, KeptProgress
 from peer.state.recovery import StateFiles, begin_anew, begun_round, journal_name
 from tests.state.failing_disk import FailingDisk
@@ -46,7 +46,7 @@ VALUES: Mapping[str, object] = {
     "precision.json": PrecisionChoice("int8", {"float32": 0.002, "int8": 0.001}),
     "secret.json": (bytes(range(32)), {"noise_multiplier": 1.5}),
     "progress.json": KeptProgress(era=2, signed={1: b"said"}),
-    "rounds.json": 40,
+    "rounds.json": ScriptSays(40, (Criterion("perplexity", "lower"), ACCURACY)),
     "rates.json": KeptRates(0.25, 0.01, float32_weight_gradients=True, normal_class_order=False),
     "statements": 1 << 50,
     "usage.json": Usage("2026-11-23", 5, 70),
@@ -64,6 +64,11 @@ def test_what_is_kept_is_read_after_a_power_cut_too(name: str) -> None:
     file.keep(disk, VALUES[name])
     disk.lose_power()
     assert file.read(disk) == VALUES[name]
+
+
+def test_rounds_that_an_earlier_release_kept_are_read(tmp_path: Any) -> None:
+    (tmp_path / "rounds.json").write_text('{"rounds": 40}')
+    assert SCRIPT_SAYS.read(RealDisk(tmp_path)) == ScriptSays(40)
 
 
 def test_where_no_folder_is_nothing_is_kept(tmp_path: Any) -> None:
@@ -107,6 +112,9 @@ def test_a_disk_that_refuses_is_named(name: str, monkeypatch: pytest.MonkeyPatch
         ("class-votes.json", '{"1": "?"}'),
         ("model.json", '{"trained": {"a": [0]}, "private": [], "entries": {"a": "a"}, "without": []}'),
         ("model.json", '{"trained": {"a": [2]}, "private": [], "entries": {"a": 1}, "without": []}'),
+        ("rounds.json", '{"rounds": 4, "criteria": {}}'),
+        ("rounds.json", '{"rounds": 4, "criteria": {"AUROC": "up"}}'),
+        ("rounds.json", '{"rounds": 4, "criteria": ["AUROC"]}'),
         ("secret.json", json.dumps({"secret": "00", "budget": {}})),
     ],
 )

@@ -111,7 +111,7 @@ def test_errors_in_metrics_and_batches_are_the_users_before_a_run_starts(where: 
 @pytest.mark.parametrize(
     ("metrics", "sentence"),
     [
-        ("list of names", "must be a tuple of peer.train.metrics.Metric"),
+        ("list of names", "must be a tuple of sottovoce.Metric"),
         ("twice", "has a name twice"),
         ("accuracy", "uses 'accuracy'"),
         ("empty name", "has a name ''"),

@@ -220,6 +220,17 @@ class Evaluations:
             self._notes[key] = self._statements.sign(notes.EVALUATION, note) if own else note
         return self._notes[key]
 
+    @property
+    def told(self) -> tuple[Criterion, ...]:
+        """The criteria of which this peer's evaluation has figures; those of the others where it has none, and all
+        before the first. A script need not tell all that it may."""
+        tested = [record for (_, split), record in self.newest.items() if split == "test"]
+        for records in ([each for each in tested if each.peer == self._peer], tested):
+            told = tuple(c for c in self.criteria if any(each.figure(c) is not None for each in records))
+            if told:
+                return told
+        return self.criteria
+
     def own(self) -> EvaluationRecord | None:
         """Return the newest evaluation of this peer on the common test set."""
         return self.newest.get((self._peer, "test"))
@@ -230,7 +241,7 @@ class Evaluations:
         tested = [
             record for (peer, split), record in self.newest.items() if split == "test" and not self._is_former(peer)
         ]
-        criterion = self.criteria[0]
+        criterion = self.told[0]
         known = [(value, record) for record in tested if (value := record.figure(criterion)) is not None]
         return min(known, key=lambda each: criterion.rank(each[0]))[1] if known else None
 

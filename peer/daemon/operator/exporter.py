@@ -140,7 +140,7 @@ class Exporter:
         yield _metric("gauge", "last_round_timestamp_seconds", help_, own, [({}, last_round_at)])
         help_ = "Accuracy of this peer's model on the common test set, from 0 to 1."
         yield _metric("gauge", "accuracy", help_, own, [({}, status["accuracy"])])
-        help_ = "A metric of the task, of this peer's model on the common test set."
+        help_ = "A metric of the task or script, of this peer's model on the common test set."
         yield _metric("gauge", "metric", help_, own, [({"metric": n}, v) for n, v in status["metrics"].items()])
         days_left = (status.get("certificate") or {}).get("days_left")
         help_ = "Days until the certificate of this peer, or of the authority, ends."

@@ -13,8 +13,10 @@ from peer.errors import UsageError
 from peer.library.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
 from peer.library.here import place
 from peer.library.kept_state import Keepable
-from peer.library.peer import Measure, Peer, join
+from peer.library.measured import Measure
+from peer.library.peer import Peer, join
 from peer.library.place import Place
+from peer.train.metrics import Metric
 
 log = logging.getLogger("sotto")
 
@@ -29,6 +31,7 @@ class JoinOptions(TypedDict, total=False):
     outer_learning_rate: float
     overlap: bool
     evaluate: Measure | None
+    metrics: Sequence[Metric]
     on_round: Callable[[RoundDone], object] | None
     on_late: Callable[[PeersLate], object] | None
     on_member: Callable[[MemberChange], object] | None

@@ -24,11 +24,17 @@ from peer.library.peer import Peer, join
 from peer.library.place import Place
 from peer.library.shares import local
 from peer.library.simulation import Simulation, simulate
+from peer.train.metrics import F1, PERPLEXITY, RMSE, TEST_LOSS, Metric
 
 __all__ = [
+    "F1",
+    "PERPLEXITY",
+    "RMSE",
+    "TEST_LOSS",
     "ConfigError",
     "Evaluated",
     "MemberChange",
+    "Metric",
     "Peer",
     "PeersLate",
     "Place",
