@@ -403,6 +403,8 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         durable,
         recovered.effects,
         on_change=member_links.meet,
+        on_link=member_links.link_up,
+        on_confirmed=member_links.confirmed,
         on_late=lambda round_, peers: common.watcher.late(round_, [local.roster.name(peer) for peer in peers]),
         on_durable=(lambda: None) if progress is None else progress.tell,
     )

@@ -100,12 +100,14 @@ class Incoming:
         self._why_no_changes, self._num_peers = why_no_changes, num_peers
 
     def hear(self, peer: int, name: str) -> Neighbor | None:
-        """Return how a caller is seen that not everybody lists; None for any other. Raises HandshakeRefused."""
+        """Return how a caller is seen that is no neighbour: one that not everybody lists, or a member, which may owe
+        frames to this peer of the time when it was a neighbour; None for any other. Raises HandshakeRefused."""
         if self._members.is_gone(peer):
             raise HandshakeRefused(f"{quote(name)} was declared lost or left, and is out of the run")
         if peer >= self._num_peers and self._why_no_changes is not None:
             raise HandshakeRefused(f"{quote(name)} is not in everybody's list, and {self._why_no_changes}")
-        return self._roster.hear(peer, name)
+        is_member = self._why_no_changes is None and self._members.standing(peer) in ("member", "joining")
+        return self._roster.hear(peer, name, is_member=is_member)
 
     def link_up(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
         """A neighbour is connected and has our frames up to `remote_has`; return what to send (again)."""

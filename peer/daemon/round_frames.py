@@ -38,17 +38,21 @@ class RoundFrames:
         durable: DurablePeer,
         recovered: Effects,
         on_change: Callable[[], None],
+        on_link: Callable[[int], None],
+        on_confirmed: Callable[[int], None],
         on_late: Callable[[int, Sequence[int]], None],
         on_durable: Callable[[], None],
     ) -> None:
         """`recovered`: the last effects of `durable` before a restart. `on_change` is called when a change of the
-        members was heard of, `on_late(round, peers)` when a round ended without some, `on_durable()` before neighbours
-        are told which frames they may forget."""
+        members was heard of, `on_link(peer)` when a peer is connected, `on_confirmed(peer)` when it has told which
+        frames it has, `on_late(round, peers)` when a round ended without some, `on_durable()` before neighbours are
+        told which frames they may forget."""
         self.wake_at = recovered.wake_at
         """When a late neighbour is no longer waited for; None where there is none to wait for, or for ever."""
         self._runtime, self._neighbors = runtime, neighbors
         self._durable, self._participant = durable, durable.participant
         self._on_change, self._on_late, self._on_durable = on_change, on_late, on_durable
+        self._on_link, self._on_confirmed = on_link, on_confirmed
         self._waiting: deque[tuple[int, int, bytes]] = deque()
         """(neighbour, number, frame). Bounded by the credit of each link, which is given back one by one."""
 
@@ -63,7 +67,10 @@ class RoundFrames:
         self._durable.links.meet(peer)
         if peer in self._participant.session.lost:
             raise HandshakeRefused("it was declared lost and is out of the run")
-        return self._durable.connected(peer, remote_has)
+        self._on_link(peer)
+        frames = self._durable.connected(peer, remote_has)
+        self._on_confirmed(peer)
+        return frames
 
     def disconnected(self, peer: int) -> None:
         """Do nothing: whole frames still count, and the rest will come again."""
@@ -76,6 +83,7 @@ class RoundFrames:
     def receipt(self, peer: int, upto: int) -> None:
         """Take note that a neighbour has our frames up to `upto` for good."""
         self._durable.receipt(peer, upto)
+        self._on_confirmed(peer)
 
     def last_received(self, peer: int) -> int:
         """Return the number of the last frame of a neighbour that need not be sent again."""

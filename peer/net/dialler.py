@@ -57,16 +57,17 @@ class Dialler:
         self._is_closing = is_closing
         self._jitter = random.Random()
 
-    async def keep_up(self, neighbor: Neighbor) -> None:
+    async def keep_up(self, neighbor: Neighbor, *, is_calling: bool = False) -> None:
         """Keep up the link to a neighbour until the transport closes or the neighbour is removed.
 
-        One that is to dial this peer gets a second for that after the start, and as long as an attempt takes each time
-        that the link goes down. Then this end dials, too: the neighbour may pause after attempts in vain, and the
-        address under which it knows this peer may be another one by now. If two streams cross, both ends keep the same
-        one (`Links.give_way`).
+        One that is to dial this peer, or that `is_calling` it already, gets a second for that at first. One that is to
+        dial gets as long as an attempt takes each time that the link goes down. Then this end dials, too: the neighbour
+        may pause after attempts in vain, and the address under which it knows this peer may be another one by now. If
+        two streams cross, both ends keep the same one (`Links.give_way`).
         """
         loop = asyncio.get_running_loop()
-        pause_s, wait_s = _BACKOFF_FIRST_S, 0.0 if neighbor.dial else min(_HEAD_START_S, self._dial_timeout_s)
+        at_once = neighbor.dial and not is_calling
+        pause_s, wait_s = _BACKOFF_FIRST_S, 0.0 if at_once else min(_HEAD_START_S, self._dial_timeout_s)
         while not self._is_closing() and self._links.holds(neighbor):
             if self._links.connection(neighbor.index) is not None:
                 begin = loop.time()

@@ -121,7 +121,10 @@ class Links:
         link.generation += 1
         link.went_down.set()
         if link.connection is not None:
-            link.connection.drop(pb.Close.VIOLATION, reason)
+            if reason:
+                link.connection.drop(pb.Close.VIOLATION, reason)
+            else:
+                link.connection.drop(pb.Close.REFUSED, "there is nothing to say over this link any more")
         self.refusals.pop(index, None)
         self.problems.pop(index, None)
 

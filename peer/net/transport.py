@@ -163,7 +163,7 @@ class Transport:
             dial_timeout_s=options.dial_timeout_s,
             hear=hear,
             device_of=device_of,
-            add_neighbor=self.add_neighbor,
+            add_neighbor=lambda neighbor: self.add_neighbor(neighbor, is_calling=True),
             is_closing=lambda: self._closing,
         )
         self.control = ControlService(
@@ -241,14 +241,15 @@ class Transport:
         """The neighbours of now."""
         return frozenset(self._links.neighbors)
 
-    def add_neighbor(self, neighbor: Neighbor) -> None:
-        """Take up a neighbour: dial it if this end does that, or let it in. Raises ConfigError for a wrong address."""
+    def add_neighbor(self, neighbor: Neighbor, *, is_calling: bool = False) -> None:
+        """Take up a neighbour: dial it if this end does that, or let it in. One that `is_calling` is dialled only if
+        that comes to nothing. Raises ConfigError for a wrong address."""
         if neighbor.relay is None and (neighbor.dial or neighbor.address is not None):
             split_address(neighbor.address or "", key=f"peers.{neighbor.index}.advertise")
         self._admission.dropped.pop(neighbor.name, None)
         self._links.add(neighbor)
         if self._tasks.started and not self._closing:
-            self._dial(neighbor)
+            self._dial(neighbor, is_calling=is_calling)
 
     def remove_neighbor(self, index: int, reason: str) -> None:
         """Drop a neighbour and send it the reason, now and whenever it calls; where that is empty, nothing is held
@@ -264,6 +265,11 @@ class Transport:
     def is_up(self, peer: int) -> bool:
         """Return whether there is a link to a neighbour now."""
         return self._links.connection(peer) is not None
+
+    def has_dialled(self, peer: int) -> bool:
+        """Return whether there is a link to a neighbour now that this end opened."""
+        connection = self._links.connection(peer)
+        return connection is not None and connection.dialled
 
     def protocol(self, peer: int) -> int | None:
         """Return the version of the protocol that is spoken with a neighbour; None while its link is down."""
@@ -365,11 +371,12 @@ class Transport:
         await server.start()
         self._server = server
 
-    def _dial(self, neighbor: Neighbor) -> None:
-        if not neighbor.dial and neighbor.calls is not None and not self.is_up(neighbor.index):
+    def _dial(self, neighbor: Neighbor, *, is_calling: bool = False) -> None:
+        calls_in_vain = not is_calling and not self.is_up(neighbor.index)
+        if not neighbor.dial and neighbor.calls is not None and calls_in_vain:
             self._links.note_problem(neighbor, f"it is to dial this peer at {neighbor.calls}, and has not so far")
         if neighbor.dial or neighbor.can_be_dialled:
-            self._tasks.spawn(self._dialler.keep_up(neighbor), f"dial {neighbor.name}")
+            self._tasks.spawn(self._dialler.keep_up(neighbor, is_calling=is_calling), f"dial {neighbor.name}")
 
     def _take_revocations(self, peer: int, pem: bytes) -> None:
         if self._revocations is None:

@@ -16,6 +16,7 @@ from peer.daemon.operator.operator_api import OperatorApi
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused, RemoteProtocolError
 from tests.daemon.parts import FakeMembers, FakeTransport, neighbors_over
+from tests.net.transport_peers import passive
 
 
 class Frames:
@@ -46,12 +47,15 @@ class Frames:
 class Peer:
     """A handler over parts that only take note."""
 
-    def __init__(self) -> None:
+    def __init__(self, why_no_changes: str | None = "the members of this run cannot change") -> None:
         self.transport = FakeTransport(up={1, 2})
         self.neighbors = neighbors_over(self.transport, (1, 2))
         self.runtime, self.frames, self.members = Runtime(), Frames(), FakeMembers()
         self.judged: list[tuple[int, bytes]] = []
-        roster = SimpleNamespace(name=lambda peer: f"peer-{peer}", hear=lambda peer, name: None)
+        roster = SimpleNamespace(
+            name=lambda peer: f"peer-{peer}",
+            hear=lambda peer, name, is_member: passive(peer) if is_member else None,
+        )
         self.incoming = Incoming(
             runtime=self.runtime,
             neighbors=self.neighbors,
@@ -63,7 +67,7 @@ class Peer:
             greetings={"evaluation": lambda peer: [b"known"], "release": lambda peer: [b"0.2.0", b"0.1.0"]},
             notes={"evaluation": self.judge, "replica": self.judge, "join": self.judge},
             on_link_down=(),
-            why_no_changes="the members of this run cannot change",
+            why_no_changes=why_no_changes,
             num_peers=3,
         )
 
@@ -163,6 +167,17 @@ def test_callers_that_cannot_belong_to_the_run_are_refused(peer: Peer) -> None:
     with pytest.raises(HandshakeRefused, match="is not in everybody's list, and the members of this run cannot change"):
         peer.incoming.hear(3, "dora")
     assert peer.incoming.hear(1, "ben") is None
+
+
+@pytest.mark.parametrize(("standing", "is_heard"), [("member", True), ("joining", True), ("not joined", False)])
+def test_where_members_change_any_member_is_heard(standing: str, is_heard: bool) -> None:
+    """It may owe something of the time when it was a neighbour."""
+    peer = Peer(why_no_changes=None)
+    peer.members.standings[1] = standing
+    assert peer.incoming.hear(1, "ben") == (passive(1) if is_heard else None)
+    peer.members.gone.add(1)
+    with pytest.raises(HandshakeRefused, match="'ben' was declared lost or left"):
+        peer.incoming.hear(1, "ben")
 
 
 def test_chunks_of_shares_are_frames_outside_the_sequence(peer: Peer) -> None:

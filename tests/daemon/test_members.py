@@ -13,12 +13,14 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from peer.config.options import load
 from peer.daemon.members import joining, rejoining
+from peer.daemon.members.member_links import MemberLinks
 from peer.daemon.process import Daemon, open_peer
 from peer.daemon.rounds import RoundLoop
 from peer.errors import (
@@ -301,13 +303,22 @@ async def _join_unlisted(devices: Devices) -> None:
 
 
 @pytest.mark.slow
-def test_nobody_looks_for_a_neighbour_of_an_earlier_graph_for_ever(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forgets", [False, True], ids=["knows-its-receipts", "lost-its-receipts"])
+def test_nobody_looks_for_a_neighbour_of_an_earlier_graph_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: bool
+) -> None:
+    """`forgets`: whether peer 2 does not know after its restart that peer 0 has all that it sent."""
     use_one_thread()
-    Devices(tmp_path / "kits", rounds=10_000, num_peers=3, options=["graph.kind=ring"]).run(_lose_an_edge)
+    options = ["graph.kind=ring", "state.checkpoint_every_rounds=0"]
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=3, options=options).run(_lose_an_edge, forgets, monkeypatch)
 
 
-async def _lose_an_edge(devices: Devices) -> None:
-    await devices.train(0, 1, 2, beyond=0)
+async def _lose_an_edge(devices: Devices, forgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for peer in range(3):
+        devices.start(peer)
+    if forgets:
+        monkeypatch.setattr(devices.links(2), "take_new_receipts", dict)  # None comes into its journal.
+    await devices.until(lambda: all(devices.participant(peer).round > 0 for peer in range(3)))
     assert devices.linked(0) == {1, 2}
     await devices.train(devices.sign("garage"), beyond=0)
     # Of four on a ring, 0 and 2 are no neighbours. Their link stays, since something may still have to go.
@@ -316,10 +327,47 @@ async def _lose_an_edge(devices: Devices) -> None:
     assert devices.linked(0) == {1, 2, 3}
     await devices.kill(2)
     devices.start(2)
+    assert devices.links(2).out[0].backlog or not forgets
     await devices.until(lambda: devices.is_there(2) and devices.linked(0) == devices.linked(2) == {1, 3})
     begun = devices.participant(0).round
     await devices.until(lambda: all(devices.participant(peer).round > begun + 3 for peer in range(4)))
     await devices.stop(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("dials", [True, False], ids=["dials", "is-dialled"])
+def test_a_link_made_for_a_backlog_is_ended_by_the_end_that_dialled_once_all_is_confirmed(dials: bool) -> None:
+    async def story() -> None:
+        removed: list[int] = []
+        transport = SimpleNamespace(
+            has_dialled=lambda peer: dials, remove_neighbor=lambda peer, reason: removed.append(peer)
+        )
+        # Of six peers on a ring, 2 is a neighbour of 1 and 3 and owes one frame each to 0, 1 and 4.
+        members = range(6)
+        membership = SimpleNamespace(members=members, is_member=True, has_left=False, changes=(), hearers=lambda: set())
+        durable = SimpleNamespace(
+            links=Links(2, members),
+            participant=SimpleNamespace(session=SimpleNamespace(lost=frozenset()), membership=membership),
+        )
+        roster = SimpleNamespace(index=2, expected=frozenset())
+        setup = SimpleNamespace(num_peers=6, first_members=members)
+        local = SimpleNamespace(number=2, roster=roster, setup=setup)
+        neighbors = SimpleNamespace(all=(1, 3), transport=transport)
+        links = MemberLinks(*(cast(Any, each) for each in (local, neighbors, durable, None, None)))
+        for peer in (0, 1, 4):
+            durable.links.push(peer, b"frame")
+            links.link_up(peer)
+            links.confirmed(peer)
+        await asyncio.sleep(0)
+        assert links.linked() == [0, 1, 3, 4]
+        assert removed == [], "all of them lack something"
+        for peer in (0, 1):
+            durable.links.acknowledge(peer, 1)
+            links.confirmed(peer)
+        await asyncio.sleep(0)
+        assert removed == ([0] if dials else [])
+        assert links.linked() == [1, 3, 4]
+
+    asyncio.run(story())
 
 
 @pytest.mark.slow

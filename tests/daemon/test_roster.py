@@ -104,18 +104,21 @@ def test_a_revoked_newcomer_is_not_sponsored(kits: Kits) -> None:
 
 def test_a_caller_is_heard_under_a_number_that_is_free(kits: Kits) -> None:
     zero = kits.roster(0)
-    assert zero.hear(1, "peer-1") is None, "everybody lists it"
-    assert zero.hear(2, "garage") == Neighbor(2, "garage", None, dial=False)
+    assert zero.hear(1, "peer-1", is_member=False) is None, "everybody lists it"
+    assert zero.hear(1, "peer-1", is_member=True) == zero.neighbor(1)
+    assert zero.hear(1, "attic", is_member=True) is None
+    assert zero.hear(0, "peer-0", is_member=True) is None, "it is this peer"
+    assert zero.hear(2, "garage", is_member=False) == Neighbor(2, "garage", None, dial=False)
     assert zero.name(2) == "garage"
     assert 2 not in zero
     kits.sign("garage")
     zero.introduce({2: introduction_of(kits, 2)})
     with pytest.raises(HandshakeRefused, match="which is 'garage' here"):
-        zero.hear(2, "attic")
+        zero.hear(2, "attic", is_member=False)
     with pytest.raises(HandshakeRefused, match="which is 'peer-0' here"):
-        zero.hear(zero.numbering.number(0, 1), "far")
+        zero.hear(zero.numbering.number(0, 1), "far", is_member=False)
     with pytest.raises(HandshakeRefused, match="this version knows 1024"):
-        zero.hear(zero.numbering.number(500, MAX_INCARNATIONS), "far")
+        zero.hear(zero.numbering.number(500, MAX_INCARNATIONS), "far", is_member=False)
 
 
 def test_whom_a_file_names_beyond_the_list_is_expected_until_it_is_introduced(kits: Kits) -> None:
@@ -125,7 +128,7 @@ def test_whom_a_file_names_beyond_the_list_is_expected_until_it_is_introduced(ki
     assert (zero.expected, zero.index_of("garage")) == ({2, 3}, 3)
     # The file had them in another order than they were signed in: the certificate counts.
     kits.sign("garage")
-    assert zero.hear(2, "garage") is not None
+    assert zero.hear(2, "garage", is_member=False) is not None
     zero.introduce({2: introduction_of(kits, 2)})
     assert (zero.expected, zero.index_of("garage"), zero.index_of("attic")) == (frozenset(), 2, None)
     zero.expect(PeerAddress(name="shed"))

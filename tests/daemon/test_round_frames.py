@@ -38,6 +38,8 @@ class Driven:
             cast(DurablePeer, durable),
             Effects(),
             on_change=lambda: self.log.append(("change",)),
+            on_link=lambda peer: self.log.append(("link", peer)),
+            on_confirmed=lambda peer: self.log.append(("confirmed", peer)),
             on_late=lambda round_number, peers: self.log.append(("late", round_number, peers)),
             on_durable=lambda: self.log.append(("durable",)),
         )

@@ -31,6 +31,8 @@ class MemberLinks:
         self._watcher, self._admissions = watcher, admissions
         self._said: frozenset[Change] = frozenset()
         """Changes to come that are in the log."""
+        self._for_backlog: set[int] = set()
+        """Peers to which this one has made a link only because it owes them frames."""
         self.meets_all = False
         """Whether there are to be links to all members (`LossWatch`)."""
 
@@ -47,6 +49,10 @@ class MemberLinks:
         if members is None:
             return self._neighbors.all
         owed = {peer for peer, link in list(self._links.out.items()) if link.backlog}
+        return sorted((self._wanted(members) | owed) - {self._me} - self._session.lost)
+
+    def _wanted(self, members: Iterable[int]) -> set[int]:
+        """Return the peers to be linked to whether or not this one owes them frames."""
         if self._membership.is_member:
             may_join = {peer for peer in self._roster.expected if self._roster.neighbor(peer).dial}
             may_join |= set(range(self._num_peers)) - self._first
@@ -56,8 +62,7 @@ class MemberLinks:
             others = self._first - {self._roster.index}
             may_join = set() if self._membership.has_left else {*map(self._roster.newest, others)}
         all_members = set(members) if self.meets_all else set()
-        linked = {*self._neighbors.all, *self._membership.hearers(), *owed, *may_join, *all_members}
-        return sorted(linked - {self._me} - self._session.lost)
+        return {*self._neighbors.all, *self._membership.hearers(), *may_join, *all_members}
 
     def know_partners(self) -> None:
         """Take over from the participant who the neighbours are now."""
@@ -95,10 +100,33 @@ class MemberLinks:
         for peer in sorted({*self.linked()} - there):
             self._neighbors.transport.add_neighbor(self._roster.neighbor(peer))
 
+    def link_up(self, peer: int) -> None:
+        """Take note of a link to a peer, before that peer's word about the frames of this one counts."""
+        members = self._membership.members
+        if members is None or not self._neighbors.transport.has_dialled(peer) or peer in self._wanted(members):
+            self._for_backlog.discard(peer)
+        else:
+            self._for_backlog.add(peer)
+
+    def confirmed(self, peer: int) -> None:
+        """Soon end a link that was made for a backlog alone, once there is none.
+
+        The end that dialled ends it: the other one let this peer in (`Incoming.hear`), and calls if it owes something.
+        """
+
+        def end() -> None:
+            if peer in self._for_backlog and peer not in self.linked():
+                self._for_backlog.discard(peer)
+                self._neighbors.transport.remove_neighbor(peer, "")
+
+        if peer in self._for_backlog:
+            # Not from within a callback of the transport.
+            asyncio.get_running_loop().call_soon(end)
+
     def link_down(self) -> None:
         """Soon end the search for peers that nothing has to go to any more, as if this process began now.
 
-        A neighbour of an earlier graph that has been started again would refuse this peer for ever.
+        Those that still owe something to this peer call it.
         """
 
         def drop() -> None:

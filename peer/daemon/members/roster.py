@@ -198,11 +198,12 @@ class Roster:
                 self._entries.setdefault(number, self._entries[device])
         return len(self._entries) > known
 
-    def hear(self, peer: int, name: str) -> Neighbor | None:
-        """Return the entry for a caller that is not in everybody's list and may ask to join; None for any other caller.
-        Raises HandshakeRefused if the number belongs to another peer."""
+    def hear(self, peer: int, name: str, *, is_member: bool) -> Neighbor | None:
+        """Return the entry for a caller that is not in everybody's list and may ask to join, or that is listed and a
+        member; None for any other caller. Raises HandshakeRefused if the number belongs to another peer."""
         if peer < self._num_listed:
-            return None
+            knows = is_member and peer != self.index and self._entries[peer].name == name
+            return self.neighbor(peer) if knows else None
         device = self.numbering.device(peer)
         if device in self._entries and device not in self._expected and self._entries[device].name != name:
             here = quote(self._entries[device].name)
