@@ -5,6 +5,9 @@ the place of one about to be written, or a folder of their own in the place of o
 name once it is complete, which replaces a link and does not follow it. A file written to in place, such as a log or a
 lock, must be a plain file of this user.
 
+What a kill interrupts stays as .NAME.X.part. Patterns of pathlib match names that begin with a dot, too, but none for
+finished files matches this one; the next writer of the same file removes it.
+
 All functions raise OSError.
 """
 
@@ -12,12 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+_UNFINISHED = ".part"
 _NO_FOLDERS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 
 
@@ -34,8 +40,8 @@ def replacing(path: Path) -> Iterator[Path]:
     if path.parent in _NO_FOLDERS:
         yield path
         return
-    beside = path.with_name(f".{secrets.token_hex(8)}.{path.name[-200:]}")
-    os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+    _remove_unfinished(path)
+    beside, held = _begin(path)
     try:
         yield beside
         with contextlib.suppress(FileNotFoundError):
@@ -51,6 +57,37 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(held)
+
+
+def _begin(path: Path) -> tuple[Path, int]:
+    """Return a new, empty file beside another one, and a descriptor. It holds a lock for as long as the file is being
+    written."""
+    while True:
+        beside = path.with_name(f".{path.name[-200:]}.{secrets.token_hex(8)}{_UNFINISHED}")
+        held = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        # Where files cannot be locked, nobody takes them for unfinished either.
+        with contextlib.suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        if os.fstat(held).st_nlink:
+            return beside, held
+        os.close(held)  # Another writer took it for unfinished before it was locked.
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Remove what writers of a file left that were killed."""
+    is_beside = re.compile(rf"\.{re.escape(path.name[-200:])}\.[0-9a-f]{{16}}{re.escape(_UNFINISHED)}").fullmatch
+    with contextlib.suppress(OSError):
+        for name in filter(is_beside, os.listdir(path.parent)):
+            with contextlib.suppress(OSError):
+                found = open_own(path.with_name(name), os.O_WRONLY)
+                try:
+                    # Whoever still writes it holds the lock.
+                    fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.with_name(name).unlink()
+                finally:
+                    os.close(found)
 
 
 def open_own(path: Path, flags: int, mode: int = 0o666) -> int:

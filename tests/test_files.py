@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +20,7 @@ from peer.ops.collect import FOLDER, collect
 from peer.ops.peer_processes import start_process
 from peer.report.run_page import write_report
 from peer.state.checkpoints import StateFolder
-from peer.state.disk import RealDisk
+from peer.state.disk import RealDisk, replace
 from peer.state.metrics import MetricsStore, Summary
 from tests.report.sample_run import write_sample_run
 from tests.test_layers import ROOT, modules
@@ -108,6 +111,96 @@ def test_the_list_sees_each_way_of_writing(text: str) -> None:
     call = ast.parse(text, mode="eval").body
     assert isinstance(call, ast.Call)
     assert opens_for_writing(call)
+
+
+# -- what a kill leaves half written -----------------------------------------------------------------------------------
+
+LISTED = {
+    "files": "what a kill left, to remove it",
+    "cli.options": "when anything of a run was last written",
+    "cli.training_run": "whether a folder is empty",
+    "daemon.process": "whether a folder is empty: data that is not mounted",
+    "net.tcp_info": "/proc",
+    "state.disk": "names, which its users compare with their own, from the first character to the last",
+    "train.datasets.catalogue": "an archive is unpacked into a folder that was made for it",
+    "train.datasets.image_folder": "folders, and images by their endings; no hidden ones",
+}
+"""Modules that list whole folders, and why a file that is half written is nothing to them."""
+OF_ANOTHER = {"*": "daemon.device.limits: /sys"}
+"""Patterns for files that no peer writes."""
+
+
+def _texts(node: ast.AST) -> set[str]:
+    """Return the texts below a node, with "x" in place of what they are filled with."""
+    if isinstance(node, ast.JoinedStr):
+        return {"".join(str(each.value) if isinstance(each, ast.Constant) else "x" for each in node.values)}
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return {node.value}
+    return set().union(*map(_texts, ast.iter_child_nodes(node)))
+
+
+def patterns(source: str) -> set[str]:
+    """Return the patterns of file names in a module: those in its calls of glob, and where one is not written there,
+    all texts of the module that may be one."""
+    tree, found = ast.parse(source), set[str]()
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ("glob", "rglob"):
+            texts = _texts(call.args[0]) or {text for text in _texts(tree) if not set(" `|(") & set(text)}
+            found |= {text.rpartition("/")[2] for text in texts}
+    return {text for text in found if "*" in text} - OF_ANOTHER.keys()
+
+
+def all_patterns() -> list[tuple[str, str]]:
+    """Return (module, pattern)."""
+    sources = {module: path.read_text(encoding="utf-8") for module, path in modules().items()}
+    return [(module, each) for module, text in sources.items() if "glob(" in text for each in sorted(patterns(text))]
+
+
+@pytest.mark.parametrize(("module", "pattern"), all_patterns())
+def test_no_pattern_takes_a_file_for_whole_that_is_being_written(module: str, pattern: str, tmp_path: Path) -> None:
+    file = tmp_path / re.sub(r"\[[^]]*\]", "1", pattern).replace("*", "1")
+    disk = RealDisk(tmp_path)
+    for write in (partial(write_whole, file), lambda data: replace(disk, file.name, [data])):
+        assert files_while(write, tmp_path, pattern) == []
+        assert list(tmp_path.glob(pattern)) == [file]
+        file.unlink()
+
+
+def files_while(write: Callable[[bytes], None], folder: Path, pattern: str) -> list[Path]:
+    """Return what a pattern finds in a folder right before a file gets its name."""
+    found: list[Path] = []
+    real = os.replace
+
+    def watched(old: Any, new: Any) -> None:
+        found.extend(folder.glob(pattern))
+        assert os.path.exists(old), "it is being written"
+        real(old, new)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", watched)
+        write(b"whole")
+    return found
+
+
+def test_folders_are_listed_where_it_is_said_why() -> None:
+    lists = re.compile(r"\.iterdir\(|\blistdir\(|\bscandir\(|\bos\.walk\(")
+    found = {module for module, path in modules().items() if lists.search(path.read_text(encoding="utf-8"))}
+    assert found == LISTED.keys()
+
+
+def test_what_a_kill_left_is_removed_by_the_next_writer_of_that_file(tmp_path: Path) -> None:
+    file, other = tmp_path / "record.json", tmp_path / "other.json"
+    with replacing(file) as first, replacing(file) as second, replacing(other) as unrelated:
+        for beside in (first, second, unrelated):
+            beside.write_text("half")
+        write_whole(file, "whole")
+        assert all(beside.exists() for beside in (first, second, unrelated)), "somebody is at work on them"
+    left = tmp_path / first.name, tmp_path / unrelated.name, tmp_path / ".record.json.bak"
+    for beside in left:
+        beside.write_text("half")
+    write_whole(file, "new")
+    assert [beside.exists() for beside in left] == [False, True, True]
+    assert (file.read_text(), other.read_text()) == ("new", "half")
 
 
 # -- what the helper does ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,9 +69,18 @@ def newest_run(pattern: str = "*/config.toml") -> Path:
     runs = {RUNS / file.relative_to(RUNS).parts[0] for file in RUNS.glob(pattern)}
     if not runs:
         raise ConfigError("there is neither peer.toml nor a run in ./runs; name a folder")
-    newest = max(sorted(runs), key=lambda run: max(file.stat().st_mtime for file in run.iterdir()))
+    newest = max(sorted(runs), key=_last_written)
     click.echo(f"{newest}, the newest run here", err=True)
     return newest
+
+
+def _last_written(run: Path) -> float:
+    times = []
+    for file in run.iterdir():
+        # Files that are being written have another name until they are whole.
+        with contextlib.suppress(FileNotFoundError):
+            times.append(file.stat().st_mtime)
+    return max(times, default=0.0)
 
 
 def only_running() -> Path:

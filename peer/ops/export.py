@@ -470,7 +470,8 @@ def _write_beside(
             if beside.program:
                 save_program(program, output.with_suffix(".pt2"))
             if beside.onnx or beside.onnx_int8:
-                full = output.with_suffix(".onnx") if beside.onnx else output.with_suffix(f".part-{os.getpid()}.onnx")
+                part = f".{output.name}.{os.getpid()}.part"
+                full = output.with_suffix(".onnx") if beside.onnx else output.with_name(part)
                 try:
                     save_onnx(program, full, name)
                     inputs = check_onnx(model, full, example, name)

@@ -294,8 +294,7 @@ class Invitations:
             return record
 
     def _read(self) -> Iterator[tuple[bytes, _Record]]:
-        # A kill may have left half a file, whose name begins with a dot.
-        for file in sorted(self._folder.glob("[!.]*.json")):
+        for file in sorted(self._folder.glob("*.json")):
             with contextlib.suppress(FileNotFoundError):
                 try:
                     value = parse_json(file.read_bytes(), most_bytes=_MOST_BYTES)

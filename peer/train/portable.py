@@ -93,8 +93,9 @@ def trace(model: torch.nn.Module, example: Example, name: str) -> torch.export.E
 
 def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
     """Write a program for `torch.export.load`."""
-    with replacing(path) as beside:
-        torch.export.save(program, beside)
+    # PyTorch warns of a path that does not end in .pt2.
+    with replacing(path) as beside, beside.open("wb") as file:
+        torch.export.save(program, file)
 
 
 def save_onnx(program: torch.export.ExportedProgram, path: Path, name: str) -> None:

@@ -40,8 +40,8 @@ class Inviting:
     def invitations(self) -> list[str]:
         """Return the texts of the invitations that were made, of which each is a file."""
         found = Path("kits/invitations")
-        wait_until(lambda: any(found.glob("[!.]*.json")) or self.result is not None)
-        return [json.loads(file.read_text())["text"] for file in found.glob("[!.]*.json")]
+        wait_until(lambda: any(found.glob("*.json")) or self.result is not None)
+        return [json.loads(file.read_text())["text"] for file in found.glob("*.json")]
 
     def ended(self) -> Result:
         self._thread.join(PATIENCE_S)

@@ -67,7 +67,7 @@ class OwnEvaluation:
         if self._keep_in is not None:
             with writing(f"{self._keep_in.name}/{done}.npy"):
                 self._keep_in.mkdir(exist_ok=True)
-                beside = self._keep_in / f".{done}.npy"
+                beside = self._keep_in / f".{done}.npy.new"
                 with open(beside, "wb") as file:
                     np.save(file, np.append(models.x.astype(np.float64), models.u))
                 beside.rename(self._keep_in / f"{done}.npy")
