@@ -66,6 +66,8 @@ _REPEATED = 64
 """Notes that are repeated at a time: only so many may wait for a neighbour."""
 _NEWS = {"rate": 0.1, "burst": 10.0}
 """Notes of one peer that are looked at and passed on, by second."""
+_MOST_CHANGES = 16
+"""Notes of one member on what it has that count as progress. An honest one tells two, and again after a restart."""
 _LIGHT = 0.25
 """A share of less weight is judged as if it had this one: it moves the average little, however far its z is away."""
 
@@ -116,6 +118,8 @@ class FinalAverage:
         self._notes: dict[int, bytes] = {}
         """Peer → the note with its share."""
         self._told: dict[int, tuple[notes.Averaged, bytes]] = {}
+        self._changes: dict[int, int] = {}
+        """Member → its notes on what it has, so far."""
         self._missing: dict[int, set[int]] = {}
         """Owner → chunks of its share that are not on disk, for owners whose share is known."""
         self._squares: dict[int, float] = {}
@@ -172,7 +176,11 @@ class FinalAverage:
         if self._hearsay.teller(notes.AVERAGE, note, told.peer, source, self._told_news) is not None:
             self._told[told.peer] = told, note
             self._neighbors.broadcast(notes.AVERAGE, note, source)
-            self._goes_on()
+            # Whoever says something else again and again keeps nobody from giving up, or from being done.
+            self._changes[told.peer] = self._changes.get(told.peer, 0) + 1
+            if self._changes[told.peer] <= _MOST_CHANGES:
+                self._goes_on()
+            self._runtime.wake()
 
     def frame_received(self, peer: int, frame: bytes) -> None:
         """Take a neighbour's chunk, or its request for one. Raises RemoteProtocolError for what no honest peer

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from peer.daemon import final_average
 from peer.daemon.final_average import FinalAverage
 from peer.daemon.notes import notes
 from peer.errors import PeerUnreachable
@@ -219,6 +222,29 @@ def test_a_share_in_the_name_of_another_costs_the_link(tmp_path: Path) -> None:
     found = run_with(net, liar, lambda: net.post(LIAR, 0, notes.SHARE, liar.signed(notes.SHARE, forged)))
     assert [(who, whom) for who, whom, _ in net.blamed] == [(0, LIAR)]
     assert all(isinstance(found[peer], Path) for peer in HONEST)
+
+
+def test_one_that_says_something_else_without_end_keeps_nobody_from_giving_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(final_average, "_NEWS", {"rate": 1e3, "burst": 1e3})  # Its notes are as good as endless.
+    net = net_with(tmp_path, COMPLETE)
+    liar = Liar(net, told=dict.fromkeys(HONEST, x_of(LIAR)))
+    monkeypatch.setattr(liar, "heard_told", lambda source, note: None)
+    number = count()
+
+    def lie() -> None:
+        own = notes.Averaged(LIAR, hashlib.sha256(b"%d" % next(number)).digest(), b"")
+        for peer in HONEST:
+            net.post(LIAR, peer, notes.AVERAGE, notes.encode_averaged(own, ROUNDS))
+        asyncio.get_running_loop().call_later(0.02, lie)
+
+    async def in_time() -> dict[int, Path | BaseException | None]:
+        async with asyncio.timeout(60):
+            return await Net.finish(net)
+
+    monkeypatch.setattr(net, "finish", in_time)
+    nobody_has_it(net, run_with(net, liar, lie), "peer-3 did not say that the same shares are there")
 
 
 def test_one_that_never_says_that_it_has_the_file_keeps_it_from_nobody(
