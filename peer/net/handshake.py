@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.errors import HandshakeRefused, RemoteProtocolError, SecurityError
-from peer.foreign_text import printable
+from peer.foreign_text import printable, quote
 from peer.net import tcp_info
 from peer.net.envelope import decode
 from peer.net.hello import (
@@ -79,12 +79,17 @@ class Handshake:
         self._nonce = secrets.randbits(64)
 
     def read_hello(self, first: bytes) -> pb.Hello:
-        """Return the hello in a first envelope. Raises RemoteError if it holds anything else."""
+        """Return the hello in a first envelope. Raises RemoteError if it holds anything else, or a hello to another
+        peer, such as the one that this device was before it was lost: it counts the frames of that one."""
         envelope, _ = decode(first)
         if not envelope.HasField("hello") or len(envelope.ListFields()) != 1:
             raise RemoteProtocolError("its first envelope is not a hello")
-        check_texts(envelope.hello)
-        return envelope.hello
+        hello = envelope.hello
+        check_texts(hello)
+        if hello.HasField("receiver") and hello.receiver != self._me:
+            here = f"peer {self._me}, {quote(self.info.name)}"
+            raise HandshakeRefused(f"this is {here}, and not peer {hello.receiver}; compare the lists of peers")
+        return hello
 
     # -- as the dialler --
 
@@ -166,6 +171,7 @@ class Handshake:
             progress=progress.own,
             shown=progress.shown,
             admission=progress.admission,
+            receiver=neighbor.index,
         )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from peer.net.security.credentials import Credentials
 from peer.net.security.revocation_list import RevocationList
+from peer.node.delivery import OutLink
 from tests.net.transport_peers import Mind, authority, build, credentials, dialled, passive, running, until
 
 
@@ -73,5 +74,27 @@ def test_a_certificate_that_is_revoked_during_the_handshake_gets_no_link(tmp_pat
             async with running(dialler):
                 await until(lambda: "the certificate of 'ben' was revoked" in listener.refusals.get(1, ""))
                 assert [event[0] for event in ada.events] == ["down"]
+
+    asyncio.run(story())
+
+
+def test_frames_of_a_former_peer_are_not_taken_for_frames_of_the_one_that_its_device_is_now() -> None:
+    """A link that came up with that number would let frames go that nobody has: their receiver waits for them for ever,
+    and the link that is in use would have given way to it."""
+
+    async def story() -> None:
+        ada, ben = Mind(), Mind()
+        again = build(0, ada, [passive(1)], security=None, me=1024)
+        for seq in (1, 2, 3):
+            ben.frame_received(0, seq, b"of the former ada")
+        ada.out[1] = OutLink()
+        for _ in range(4):
+            ada.out[1].push(b"of the new one")
+        async with running(again):
+            caller = build(1, ben, [dialled(0, again.port)], listen=None, security=None)
+            async with running(caller):
+                await until(lambda: 0 in caller.refusals)
+        assert ada.events == []
+        assert ada.backlog(1) == 4
 
     asyncio.run(story())

@@ -118,6 +118,7 @@ def test_numbers_of_fields_never_change() -> None:
             "meanings": 25,
             "settings": 26,
             "machine": 27,
+            "receiver": 28,
         },
         "Meaning": {"kind": 1, "digest": 2, "entries": 3, "count": 4},
         "StartModel": {"digest": 1, "parameters": 2, "buffers": 3},

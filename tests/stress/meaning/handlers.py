@@ -19,7 +19,7 @@ import tempfile
 import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import count
 from pathlib import Path
@@ -180,7 +180,7 @@ class _Peer:
     @cached_property
     def honest_hello(self) -> pb.Hello:
         theirs = Handshake(me=1, info=self.info("peer-1"), access=None, limits=self.limits, heartbeat_s=1.0)
-        neighbor = self.parts.common.local.roster.neighbor(1)
+        neighbor = replace(self.parts.common.local.roster.neighbor(1), index=_ME)
         hello = self.ours.read_hello(theirs.hello(neighbor, received=0, challenge=bytes(16)))
         hello.certificate, hello.proof = forged.certificate(), bytes(70)
         proof = Proof(counter=1, certificate=hello.certificate, signature=bytes(70))

@@ -44,7 +44,7 @@ class Bulletin(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "run", "algorithm", "model_digest", "graph_digest", "run_digest", "num_peers", "index", "name", "nonce", "received", "window_bytes", "chunk_bytes", "heartbeat_ms", "software", "seen_as", "challenge", "certificate", "proof", "progress", "shown", "admission", "start", "meanings", "settings", "machine")
+    __slots__ = ("protocol_min", "protocol_max", "run", "algorithm", "model_digest", "graph_digest", "run_digest", "num_peers", "index", "name", "nonce", "received", "window_bytes", "chunk_bytes", "heartbeat_ms", "software", "seen_as", "challenge", "certificate", "proof", "progress", "shown", "admission", "start", "meanings", "settings", "machine", "receiver")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class Hello(_message.Message):
     MEANINGS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
     protocol_min: int
     protocol_max: int
     run: str
@@ -113,7 +114,8 @@ class Hello(_message.Message):
     meanings: _containers.RepeatedCompositeFieldContainer[Meaning]
     settings: _containers.ScalarMap[str, str]
     machine: _containers.ScalarMap[str, str]
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., run: _Optional[str] = ..., algorithm: _Optional[str] = ..., model_digest: _Optional[str] = ..., graph_digest: _Optional[str] = ..., run_digest: _Optional[str] = ..., num_peers: _Optional[int] = ..., index: _Optional[int] = ..., name: _Optional[str] = ..., nonce: _Optional[int] = ..., received: _Optional[int] = ..., window_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., software: _Optional[str] = ..., seen_as: _Optional[str] = ..., challenge: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., progress: _Optional[bytes] = ..., shown: _Optional[bytes] = ..., admission: _Optional[bytes] = ..., start: _Optional[_Union[StartModel, _Mapping[str, object]]] = ..., meanings: _Optional[_Iterable[_Union[Meaning, _Mapping[str, object]]]] = ..., settings: _Optional[_Mapping[str, str]] = ..., machine: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    receiver: int
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., run: _Optional[str] = ..., algorithm: _Optional[str] = ..., model_digest: _Optional[str] = ..., graph_digest: _Optional[str] = ..., run_digest: _Optional[str] = ..., num_peers: _Optional[int] = ..., index: _Optional[int] = ..., name: _Optional[str] = ..., nonce: _Optional[int] = ..., received: _Optional[int] = ..., window_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., software: _Optional[str] = ..., seen_as: _Optional[str] = ..., challenge: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., progress: _Optional[bytes] = ..., shown: _Optional[bytes] = ..., admission: _Optional[bytes] = ..., start: _Optional[_Union[StartModel, _Mapping[str, object]]] = ..., meanings: _Optional[_Iterable[_Union[Meaning, _Mapping[str, object]]]] = ..., settings: _Optional[_Mapping[str, str]] = ..., machine: _Optional[_Mapping[str, str]] = ..., receiver: _Optional[int] = ...) -> None: ...
 
 class Meaning(_message.Message):
     __slots__ = ("kind", "digest", "entries", "count")
