@@ -30,7 +30,7 @@ from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind, Membership
 from peer.ops.hub_folder import card_heading, hub_config, is_of_transformers
 from peer.ops.model_card import CardFacts, model_card
-from peer.ops.whole_models import MEAN, averaged, differ, formed_average, read_form, read_model
+from peer.ops.whole_models import MEAN, averaged, differ, formed_after, formed_average, read_form, read_model
 from peer.records import ACCURACY, ModelForm
 from peer.run.setup import RunSetup
 from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint, read_description
@@ -177,7 +177,7 @@ def export_model(
     if is_whole and not find_checkpoints(source) and (source / "model.safetensors").exists():
         return _export_simulated(source, files, beside, int8=int8)
     peers = _chosen_peers(sources, peer_index)
-    done, members, gone = _newest_common_round(source, peers, is_choice=len(sources) > 1)
+    done, members, gone = _exported_round(source, peers, is_choice=len(sources) > 1)
     needs_task = int8 or beside.program or beside.onnx or beside.onnx_int8
     is_one = len(members) == 1 and peer_index is None
     model = _read(members, done, statistics, needs_task=needs_task, needs_data=int8, takes_formed=is_one)
@@ -257,6 +257,20 @@ def _chosen_peers(sources: Sequence[Path], peer_index: int | None) -> Sequence[_
     if peer_index not in indices:
         raise ConfigError("no such peer", key="--peer", value=peer_index, valid=", ".join(map(str, indices)))
     return [peers[indices.index(peer_index)]]
+
+
+def _exported_round(
+    source: Path, peers: Sequence[_PeerFolder], *, is_choice: bool
+) -> tuple[int, Sequence[_PeerFolder], Sequence[str]]:
+    """Return what `_newest_common_round` does, or, where members keep their states elsewhere, one average."""
+    try:
+        return _newest_common_round(source, peers, is_choice=is_choice)
+    except StateError:
+        # The states of invited devices stay there. Any one device has the average of all.
+        has_average = (peer for peer in peers if peer.checkpoints and formed_after(peer.state) == max(peer.checkpoints))
+        if is_choice or (peer := next(has_average, None)) is None:
+            raise
+        return max(peer.checkpoints), [peer], ()
 
 
 def _newest_common_round(

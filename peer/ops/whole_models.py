@@ -79,17 +79,25 @@ def read_model(
     return PeerModel(name, form, frozen, beside, x, float(u[0]))
 
 
-def formed_average(state: Path, form: ModelForm, rounds: int) -> tuple[npt.NDArray[np.float32], list[int]] | None:
-    """Return the average that all members formed after so many rounds, float32[n], and who they were, from a state
-    folder; None where there is none. Raises StateError where it is of another model, and DataError."""
+def formed_after(state: Path) -> int | None:
+    """Return after how many rounds the members formed the average in a state folder; None where there is none."""
     path = state / AVERAGE_FILE
     if not path.exists():
         return None
     with open_tensors(path) as file:
+        rounds = (file.metadata() or {}).get("rounds", "")
+    return int(rounds) if rounds.isdecimal() else None
+
+
+def formed_average(state: Path, form: ModelForm, rounds: int) -> tuple[npt.NDArray[np.float32], list[int]] | None:
+    """Return the average that all members formed after so many rounds, float32[n], and who they were, from a state
+    folder; None where there is none. Raises StateError where it is of another model, and DataError."""
+    if formed_after(state) != rounds:
+        return None
+    path = state / AVERAGE_FILE
+    with open_tensors(path) as file:
         facts = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in [*file.keys()]}
-    if facts.get("rounds") != str(rounds):
-        return None
     entry_of = {source: entry.replace("_orig_mod.", "") for entry, source in form.entries.items()}
     found = [tensors.get(entry_of.get(name, name)) for name in form.trained]
     parts = [each for each, shape in zip(found, form.trained.values(), strict=True) if _has(each, shape)]
