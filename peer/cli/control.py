@@ -34,7 +34,11 @@ def run_option(command: Command) -> Command:
     def with_folder(place: Path | None, directory: Path | None, **others: Any) -> Any:
         if place is not None and directory is not None:
             raise click.UsageError("name the folder once, with --run or without")
-        return command(directory=place or directory, **others)
+        folder = place or directory
+        if folder is not None and others.get("config_file") is None and (folder / DEFAULT_FILE).exists():
+            # The folder of one device.
+            others["config_file"], folder = folder / DEFAULT_FILE, None
+        return command(directory=folder, **others)
 
     option = click.option(
         "-r",
@@ -61,11 +65,11 @@ all_option = click.option(
 def status(config_file: Path | None, directory: Path | None, everybody: bool, as_json: bool) -> int:
     """Show the round, loss, accuracy, traffic and neighbours of one peer or of all peers.
 
-    DIR is a run folder or a cluster folder. Without one, it asks the peer configured in ./peer.toml or, where there is
-    none, the peers of the newest run in ./runs. A peer that does not answer is listed as finished,
-    left, lost or not joined if its state folder, or a peer that answers, says so, and as connected if it has a link to
-    a peer that answers: one without an address can be asked on its device alone. Otherwise it is unreachable, and the
-    exit code is 6. So it is for a peer that answers what no peer can; the others are shown all the same.
+    DIR is a run folder, a cluster folder, or the folder of one device. Without one, it asks the peer configured in
+    ./peer.toml or, where there is none, the peers of the newest run in ./runs. A peer that does not answer is listed as
+    finished, left, lost or not joined if its state folder, or a peer that answers, says so, and as connected if it has
+    a link to a peer that answers: one without an address can be asked on its device alone. Otherwise it is unreachable,
+    and the exit code is 6. So it is for a peer that answers what no peer can; the others are shown all the same.
 
     \b
     Examples:
@@ -95,9 +99,9 @@ def status(config_file: Path | None, directory: Path | None, everybody: bool, as
 def stop(config_file: Path | None, directory: Path | None, everybody: bool, as_json: bool) -> int:
     """Ask one peer or all peers to finish the current round, save their state and stop.
 
-    DIR is a run folder or a cluster folder. Without one, it asks the peer configured in ./peer.toml or, where there is
-    none, the peers of the only run in ./runs that is under way. Peers that have finished or left, or have not joined,
-    are named as such.
+    DIR is a run folder, a cluster folder, or the folder of one device. Without one, it asks the peer configured in
+    ./peer.toml or, where there is none, the peers of the only run in ./runs that is under way. Peers that have finished
+    or left, or have not joined, are named as such.
 
     \b
     Examples:

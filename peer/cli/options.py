@@ -68,8 +68,12 @@ def newest_run(pattern: str = "*/config.toml") -> Path:
     which it is. Raises ConfigError if there is none."""
     runs = {RUNS / file.relative_to(RUNS).parts[0] for file in RUNS.glob(pattern)}
     if not runs:
-        raise ConfigError("there is neither peer.toml nor a run in ./runs; name a folder")
-    newest = max(sorted(runs), key=_last_written)
+        from peer.config.options import configurations_below
+
+        files = configurations_below(Path())
+        which = f", such as {files[0].parts[0]}" if files else ""
+        raise ConfigError(f"there is neither peer.toml nor a run in ./runs; name a folder{which}")
+    newest = max(sorted(runs), key=lambda run: max(file.stat().st_mtime for file in run.iterdir()))
     click.echo(f"{newest}, the newest run here", err=True)
     return newest
 

@@ -682,12 +682,21 @@ def load(
     return check(tree, file=str(path) if path is not None else None, sources=sources)
 
 
+def configurations_below(folder: Path, name: str = "peer.toml") -> list[Path]:
+    """Return the files of devices in folders that `sotto join` or `sotto init cluster` made in `folder`."""
+    return sorted([*folder.glob(f"*/{name}"), *folder.glob(f"*/peer-*/{name}")])
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file. Raises ConfigError if it cannot be read or parsed."""
     try:
         return parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise ConfigError("no such file; `sotto init` writes one", file=str(path)) from None
+        if others := configurations_below(path.parent, path.name)[:3]:
+            problem = f"no such file here; name one: --config {' or '.join(map(str, others))}"
+        else:
+            problem = "no such file; `sotto init` writes one, and `sotto join` does with an invitation"
+        raise ConfigError(problem, file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from None
     except UnicodeDecodeError as error:

@@ -65,7 +65,7 @@ def derive_config(
     training = config.training
     if training.task != OWN_LOOP:
         raise ConfigError(
-            "names a task, but a training script joins the run",
+            "names a task, but a training script joins the run; create the folders with --task loop",
             key="training.task",
             value=training.task,
             valid=f'"{OWN_LOOP}"',

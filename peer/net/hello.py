@@ -166,6 +166,8 @@ def check_run(ours: HelloInfo, theirs: pb.Hello, needed: int = PROTOCOL_MIN) -> 
         )
     sections = _differing_sections(ours, theirs.run_digest)
     settings = differing_settings(ours.settings, theirs.settings if theirs.protocol_max >= SETTINGS else None)
+    if ours.settings.get("training.task") == '"loop"':
+        sections += ", and what the scripts give `join` (steps, every),"
     for what, found, where, differs in (
         ("configuration", settings, sections, theirs.run_digest != ours.run_digest),
         ("graph", "", "[graph] and its file", theirs.graph_digest != ours.graph_digest),

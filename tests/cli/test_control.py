@@ -146,7 +146,7 @@ def test_stop_tells_every_peer(daemons: Daemons) -> None:
 
 
 def test_without_a_folder_the_newest_run_is_asked_and_the_only_running_one_stopped(daemons: Daemons) -> None:
-    assert "neither peer.toml nor a run in ./runs" in sotto("status").stderr
+    assert "neither peer.toml nor a run in ./runs; name a folder, such as kits\n" in sotto("status").stderr
     for name in ("digits", "mnist"):
         assert sotto("init", "cluster", f"runs/{name}/peers", "-n", "2").exit_code == 0
         os.utime(f"runs/{name}/peers", (0, len(name)))
@@ -162,6 +162,7 @@ def test_without_a_folder_the_newest_run_is_asked_and_the_only_running_one_stopp
             assert "several runs are under way; name one of runs/digits, runs/mnist" in sotto("stop").stderr
     assert sotto("status", "runs/mnist").exit_code == 0
     assert "name the folder once" in sotto("status", "runs/mnist", "--run", "kits").stderr
+    assert json.loads(sotto("status", "kits/peer-1", "--json").stdout)["name"] == "peer-1"
 
 
 def test_ten_peers_are_in_the_order_of_their_numbers(daemons: Daemons) -> None:

@@ -279,6 +279,16 @@ def test_a_peer_that_ends_before_it_may_vote_is_no_member_that_declares_losses(
     assert [finding.level for finding in findings if finding.key == "transport.give_up_after_s"] == levels
 
 
+def test_a_file_that_is_not_here_names_those_below(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="`sotto init` writes one, and `sotto join` does with an invitation"):
+        load(tmp_path / "peer.toml", environment={})
+    for folder in ("kits/peer-0", "garage"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "peer.toml").touch()
+    with pytest.raises(ConfigError, match=r"name one: --config .*/garage/peer.toml or .*/kits/peer-0/peer.toml"):
+        load(tmp_path / "peer.toml", environment={})
+
+
 def test_a_new_job_on_digits_corrects_drift_and_a_file_means_what_it_did(tmp_path: Path) -> None:
     new = load(environment={}, new_job=True)
     assert (new.algorithm.drift_correction, new.compressor.fraction) == ("auto", 0.1)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,16 @@ def test_so_do_hellos(
     assert check_run(ours, theirs) == NEWEST
     found = read_terms(ours, theirs, NEWEST).other_buffers
     assert found is None if buffers is None else buffers in found
+
+
+def test_the_arguments_of_join_that_differ_are_looked_for_in_the_scripts() -> None:
+    start = StartModel("one")
+    ours = replace(info(start), run_digest="a", settings={"training.task": '"loop"', "run.rounds": "57"})
+    theirs = told(start)
+    theirs.run_digest = "b"
+    theirs.settings.update({"training.task": '"loop"', "run.rounds": "180"})
+    with pytest.raises(HandshakeRefused, match=r"what the scripts give `join` \(steps, every\), on both devices"):
+        check_run(ours, theirs)
 
 
 def info(start: StartModel) -> HelloInfo:
