@@ -618,8 +618,8 @@ configuration from before an option came keeps its digest."""
 
 NEW_JOBS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     DIGITS: {"algorithm": {"drift_correction": "auto"}, "compressor": {"fraction": 0.1}},
-    # A script exchanges rarely, so each round has to say much.
-    OWN_LOOP: {"graph": {"kind": "exponential"}, "compressor": {"fraction": 0.1}},
+    # A script exchanges rarely, and who tries a folder of images trains briefly: each round has to say much.
+    **{job: {"graph": {"kind": "exponential"}, "compressor": {"fraction": 0.1}} for job in (OWN_LOOP, "image-folder")},
 }
 """Task → settings, beside the defaults, of a job that begins without a file. Files that leave these keys unset, and
 runs under way, keep their meaning."""

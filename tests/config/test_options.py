@@ -292,8 +292,9 @@ def test_a_file_that_is_not_here_names_those_below(tmp_path: Path) -> None:
 def test_a_new_job_on_digits_corrects_drift_and_a_file_means_what_it_did(tmp_path: Path) -> None:
     new = load(environment={}, new_job=True)
     assert (new.algorithm.drift_correction, new.compressor.fraction) == ("auto", 0.1)
-    script = load(environment={}, overrides=["training.task=loop"], new_job=True)
-    assert (script.graph.kind, script.compressor.fraction) == ("exponential", 0.1)
+    for task in ("loop", "image-folder"):
+        brief = load(environment={}, overrides=[f"training.task={task}"], new_job=True)
+        assert (brief.graph.kind, brief.compressor.fraction) == ("exponential", 0.1)
     changed = load(environment={"SOTTO_COMPRESSOR__FRACTION": "0.5"}, overrides=["compressor.bits=4"], new_job=True)
     assert (changed.compressor.fraction, changed.compressor.bits) == (0.5, 4)
     (tmp_path / "peer.toml").write_text("[run]\nrounds = 5\n")
