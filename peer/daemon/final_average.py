@@ -136,7 +136,7 @@ class FinalAverage:
         """Neighbour → chunks that it was given."""
         self._pauses: dict[_Key, tuple[float, float]] = {}
         """(neighbour, owner) → (when it is asked again, the pause before that)."""
-        self._progress_at = self._repeat_at = 0.0
+        self._progress_at = self._repeat_at = self._said_at = 0.0
         self._repeat_from = 0
         if not is_last_round_done:
             self._delete(AVERAGE_SHARES.name, SHARES_NAME, AVERAGE_FILE, OWN_FILE)
@@ -345,6 +345,9 @@ class FinalAverage:
         now = self._runtime.now()
         if now >= self._repeat_at:
             self._repeat_at = now + _AGAIN_S
+            if not self._has_file and now - self._progress_at >= _AGAIN_S and self._said_at != self._progress_at:
+                self._said_at = self._progress_at
+                log.info("waits with the average: %s", self._what_is_missing())
             told = [(notes.SHARE, note) for note in self._notes.values()]
             told += [(notes.AVERAGE, note) for _, note in self._told.values()]
             for number in range(min(len(told), _REPEATED)):

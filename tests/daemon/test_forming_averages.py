@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from peer.daemon import final_average
 from peer.daemon.notes import notes
 from peer.errors import PeerUnreachable, StateError
 from peer.state import shares
@@ -83,6 +84,16 @@ def test_a_missing_member_is_named_and_the_next_start_goes_on(tmp_path: Path) ->
     run(net)
     assert len({*files(net)}) == 1
     assert np.array_equal(vector(net.state(2) / AVERAGE_FILE), net.by_hand())
+
+
+def test_the_log_says_whose_model_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(final_average, "_AGAIN_S", 0.05)
+    with caplog.at_level("INFO"):
+        run(Net(tmp_path, RING, give_up_after_s=1.0), (0, 1, 3))
+    waits = [record.getMessage() for record in caplog.records if "waits with" in record.getMessage()]
+    assert {*waits[-3:]} == {"waits with the average: peer-2 told no model after the last round"}
 
 
 def test_a_late_message_changes_nothing_once_the_share_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
