@@ -13,7 +13,9 @@ import pytest
 
 from peer.config.options import load
 from peer.daemon.members import rejoining
+from peer.daemon.process import Daemon
 from peer.errors import DeclaredLost, HandshakeRefused, SecurityError
+from peer.net.security.credentials import Credentials
 from peer.ops.enrollment import revoke
 from peer.state.metrics import MetricsStore
 from peer.train.threads import use_one_thread
@@ -220,10 +222,20 @@ async def _try_to_come_back(devices: Devices) -> None:
         await devices.tasks.pop(3)
 
 
+def _revocations(daemon: Daemon) -> int:
+    access = daemon.local.access
+    assert isinstance(access, Credentials)
+    assert access.revoked is not None
+    return access.revoked.number
+
+
 async def _stay_out(devices: Devices, spoil: Callable[[Devices], None], sentence: str) -> None:
     await devices.train(*range(4), beyond=3)
     await _lose(devices, 3)
     spoil(devices)
+    if spoil is not _let_expire:
+        # Each looks at its file now and then. Until then the device takes part again, and is thrown out later.
+        await devices.until(lambda: all(_revocations(devices.daemons[peer]) for peer in range(3)))
     with pytest.raises(SecurityError, match=re.escape(sentence)):
         await _try_to_come_back(devices)
     # It had no need to give up what it has, and nobody has taken it in.

@@ -356,9 +356,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        pytest.param(("run.name=other",), ("run 'other'", "'digits'"), id="run"),
+        # Either end says so first.
+        pytest.param(("run.name=other",), ("is in run '", "'other'", "'digits'"), id="run"),
         pytest.param(
-            # Either end says so first.
             ("run.seed=1",),
             ("the configuration of 'peer-", "' differs from ours: run.seed is ", "compare [run] on both"),
             id="seed",

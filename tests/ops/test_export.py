@@ -187,7 +187,9 @@ def test_a_peer_that_joins_later_is_missed_once_it_has_joined(tmp_path: Path) ->
 def test_a_model_of_another_shape_is_refused(run: Path, tmp_path: Path) -> None:
     save(run, 0, 10, np.ones(size(), dtype=np.float32), 1.0)
     file = run / "peers" / "peer-0" / "peer.toml"
-    file.write_text(file.read_text().replace("task_options = {}", "task_options = {hidden = 3}"))
+    before, training, after = file.read_text().partition("[training]\n")
+    assert training
+    file.write_text(f"{before}{training}task_options = {{hidden = 3}}\n{after}")
     with pytest.raises(StateError, match="differs in shape"):
         export_model(run / "peers" / "peer-0", tmp_path / "m.safetensors")
 

@@ -235,7 +235,8 @@ def test_a_numerical_overflow_is_no_bug(tmp_path: Path) -> None:
     process = sotto_up(tmp_path, "--peers", "3", "--set", "training.learning_rate=1e38", *SHORT)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 4, err
-    assert "not finite" in err
+    # A peer that is a round behind may end of itself, before it tells others what they would have to refuse.
+    assert "not finite" in err or "guard.max_loss 10000 leaves room for" in err
     assert "lower the learning rate (training.learning_rate, or" in err
     assert "bug" not in err
     assert not peers_below(tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from random import Random
 from typing import Any, TypeVar, cast
 
@@ -60,6 +60,9 @@ def _change_repeated(
     entries = getattr(message, field.name)
     count = random.choice((1, 1, 2, 3, 10, 20, _MOST_REPEATED if random.random() < 0.1 else 5))
     if field.message_type is not None:
+        if field.message_type.GetOptions().map_entry:
+            _change_map(random, entries, field, blobs, count)
+            return
         if entries and random.random() < 0.6:
             _change(random, random.choice(entries), blobs, depth + 1)
             return
@@ -69,6 +72,16 @@ def _change_repeated(
         entries[random.randrange(len(entries))] = _scalar(random, field, blobs)
     else:
         entries.extend([_scalar(random, field, blobs)] * count)
+
+
+def _change_map(
+    random: Random, entries: MutableMapping[Any, Any], field: FieldDescriptor, blobs: tuple[bytes, ...], count: int
+) -> None:
+    """Change a value of a map from scalars to scalars, or add some."""
+    kinds = field.message_type.fields_by_name
+    keys = [random.choice(sorted(entries))] if entries and random.random() < 0.6 else []
+    for key in keys or [_scalar(random, kinds["key"], blobs) for _ in range(count)]:
+        entries[key] = _scalar(random, kinds["value"], blobs)
 
 
 def _scalar(random: Random, field: FieldDescriptor, blobs: tuple[bytes, ...]) -> Any:
