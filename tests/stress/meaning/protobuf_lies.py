@@ -6,7 +6,7 @@ from collections.abc import MutableMapping, Sequence
 from random import Random
 from typing import Any, TypeVar, cast
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 M = TypeVar("M", bound=Message)
@@ -61,7 +61,7 @@ def _change_repeated(
     count = random.choice((1, 1, 2, 3, 10, 20, _MOST_REPEATED if random.random() < 0.1 else 5))
     if field.message_type is not None:
         if field.message_type.GetOptions().map_entry:
-            _change_map(random, entries, field, blobs, count)
+            _change_map(random, entries, field.message_type, blobs, count)
             return
         if entries and random.random() < 0.6:
             _change(random, random.choice(entries), blobs, depth + 1)
@@ -75,10 +75,10 @@ def _change_repeated(
 
 
 def _change_map(
-    random: Random, entries: MutableMapping[Any, Any], field: FieldDescriptor, blobs: tuple[bytes, ...], count: int
+    random: Random, entries: MutableMapping[Any, Any], entry: Descriptor, blobs: tuple[bytes, ...], count: int
 ) -> None:
     """Change a value of a map from scalars to scalars, or add some."""
-    kinds = field.message_type.fields_by_name
+    kinds = entry.fields_by_name
     keys = [random.choice(sorted(entries))] if entries and random.random() < 0.6 else []
     for key in keys or [_scalar(random, kinds["key"], blobs) for _ in range(count)]:
         entries[key] = _scalar(random, kinds["value"], blobs)
