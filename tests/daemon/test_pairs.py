@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -212,5 +213,7 @@ def test_a_peer_that_is_gone_for_good_is_given_up_and_the_others_finish_their_st
     # They stay for its last evaluation and its last model, in vain, for as long as the configuration says.
     wait_for(cluster, lambda: all(cluster.processes[peer].poll() is not None for peer in others))
     assert [cluster.processes[peer].returncode for peer in others] == [6, 6, 6]
-    assert all("peer-2 told no model after the last round" in cluster.last_words(peer) for peer in others)
+    # On a busy machine one of the others may be late, too.
+    told = r"peer-2\b.* told no model after the last round"
+    assert [bool(re.search(told, cluster.last_words(peer))) for peer in others] == [True] * 3
     assert all((cluster.peer_files[peer].parent / "state" / "model.safetensors").exists() for peer in others)

@@ -251,7 +251,7 @@ def test_a_kill_between_signature_and_note_signs_nothing_twice(site: Site) -> No
 def test_half_a_file_that_a_kill_left_is_no_invitation(site: Site) -> None:
     invitation = site.invite()
     site.stop()
-    (site.kits / "invitations" / f".0123456789abcdef.{invitation.id.hex()}.json").write_text('{"text": "sotto')
+    (site.kits / "invitations" / f".{invitation.id.hex()}.json.0123456789abcdef.part").write_text('{"text": "sotto')
     site.start()
     assert site.join(invitation).exists()
 
