@@ -73,7 +73,7 @@ def newest_run(pattern: str = "*/config.toml") -> Path:
         files = configurations_below(Path())
         which = f", such as {files[0].parts[0]}" if files else ""
         raise ConfigError(f"there is neither peer.toml nor a run in ./runs; name a folder{which}")
-    newest = max(sorted(runs), key=lambda run: max(file.stat().st_mtime for file in run.iterdir()))
+    newest = max(sorted(runs), key=_last_written)
     click.echo(f"{newest}, the newest run here", err=True)
     return newest
 

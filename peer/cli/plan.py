@@ -334,7 +334,7 @@ def _print(found: Plan, notes: list[str]) -> None:
     click.echo(
         "rounds: for each round of all-reduce, until the worst peer is close enough to what all-reduce ends with;"
     )
-    click.echo("memory: beside the model")
+    click.echo("a day: sent, and as much received; memory: beside the model")
     click.echo(
         f"after the last round, the average of all models (run.average): {size(found.average_bytes)} to each device, at"
         f" least {duration(found.average_s)}\n"

@@ -194,8 +194,18 @@ def test_states_that_cannot_be_kept(kit: Path, value: object, sentence: str) -> 
 
 
 CONFIGURATIONS: list[tuple[str, str, str, str]] = [
-    ("a task", 'task = "loop"', 'task = "digits"', "training.task: names a task, but a training script joins the run"),
-    ("a rate", "[training]", "[training]\nlearning_rate = 0.2", "training.learning_rate: has no effect with a loop of"),
+    (
+        "a task",
+        'task = "loop"',
+        'task = "digits"',
+        "a training script joins the run; create the folders with --task loop",
+    ),
+    (
+        "a rate",
+        'task = "loop"',
+        'task = "loop"\nlearning_rate = 0.2',
+        "training.learning_rate: has no effect with a loop of",
+    ),
     ("no peers", "[[peers]]", "[[nobody]]", "nobody"),
     ("epochs", "[graph]", '[graph]\nperiod_unit = "epochs"', "the length of an epoch is not known"),
 ]
