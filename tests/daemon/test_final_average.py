@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from peer.run.summary import average
 from peer.state.disk import RealDisk
 from peer.state.kept_file import AVERAGE_FILE, AVERAGE_SHARES, MODEL_FORM
 from peer.train.model_file import open_tensors
+from tests.daemon.running_cluster import clusters_in, wait_for
 
 JOB = ("run.rounds=20", "evaluation.every_rounds=20", "transport.backoff_max_s=0.5", "transport.linger_s=2")
 
@@ -27,29 +27,14 @@ JOB = ("run.rounds=20", "evaluation.every_rounds=20", "transport.backoff_max_s=0
 @pytest.fixture
 def started(tmp_path: Path, fork_server: ForkServer) -> Iterator[Callable[..., Cluster]]:
     """Start clusters that are gone when the test is over, however it ends."""
-    clusters: list[Cluster] = []
+    with clusters_in(tmp_path, fork_server) as make:
 
-    def start(*settings: str, num_peers: int = 4) -> Cluster:
-        (tmp_path / "run").mkdir()
-        config = load(environment={}, overrides=[*JOB, *settings])
-        cluster = Cluster(config, tmp_path, num_peers=num_peers, directory=tmp_path / "run", fork_server=fork_server)
-        clusters.append(cluster)
-        cluster.start()
-        return cluster
+        def start(*settings: str, num_peers: int = 4) -> Cluster:
+            cluster = make(load(environment={}, overrides=[*JOB, *settings]), num_peers)
+            cluster.start()
+            return cluster
 
-    yield start
-    for cluster in clusters:
-        for process in cluster.processes:
-            process.kill()
-            process.wait()
-        cluster.close()
-
-
-def wait_for(cluster: Cluster, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, [cluster.last_words(i) for i in range(cluster.num_peers)]
-        time.sleep(0.05)
+        yield start
 
 
 def state(cluster: Cluster, peer: int) -> Path:

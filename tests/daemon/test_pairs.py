@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from peer.config.options import Config, load
+from peer.config.options import load
 from peer.config.writer import write_peer_file
 from peer.errors import INTERRUPTED, RemoteError
 from peer.gossip.pairs.events import Event
@@ -21,6 +20,7 @@ from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 from peer.state.metrics import LinkRoundRecord
+from tests.daemon.running_cluster import clusters_in, wait_for
 from tests.gossip.event_logs import merge_events, read_event_log
 
 JOB = (
@@ -38,29 +38,8 @@ JOB = (
 @pytest.fixture
 def prepared(tmp_path: Path, fork_server: ForkServer) -> Iterator[Callable[..., Cluster]]:
     """Prepare clusters that are gone when the test is over, however it ends."""
-    clusters: list[Cluster] = []
-
-    def prepare(config: Config, num_peers: int) -> Cluster:
-        (tmp_path / "run").mkdir()
-        directory = tmp_path / "run"
-        cluster = Cluster(config, tmp_path, num_peers=num_peers, directory=directory, fork_server=fork_server)
-        clusters.append(cluster)
-        return clusters[-1]
-
-    yield prepare
-    for cluster in clusters:
-        for process in cluster.processes:
-            process.kill()
-            process.wait()
-        cluster.close()
-
-
-def wait_for(cluster: Cluster, condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        words = [cluster.last_words(i) for i in range(cluster.num_peers)]
-        assert time.monotonic() < deadline, (steps(cluster), [p.poll() for p in cluster.processes], words)
-        time.sleep(0.05)
+    with clusters_in(tmp_path, fork_server) as make:
+        yield make
 
 
 def steps(cluster: Cluster) -> list[int]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
 from peer.simulate.run import run
 from peer.wire.message import MessageKind
+from tests.daemon import running_cluster
+from tests.daemon.running_cluster import clusters_in
 
 JOB = (
     "run.rounds=150",
@@ -32,33 +35,20 @@ JOB = (
     "transport.linger_s=10",
 )
 
+wait_for = partial(running_cluster.wait_for, timeout_s=90.0)
+
 
 @pytest.fixture
 def started(tmp_path: Path, fork_server: ForkServer) -> Iterator[Callable[..., Cluster]]:
     """Start clusters that are gone when the test is over, however it ends."""
-    clusters: list[Cluster] = []
+    with clusters_in(tmp_path, fork_server) as make:
 
-    def start(config: Config, num_peers: int = 4) -> Cluster:
-        (tmp_path / "run").mkdir()
-        directory = tmp_path / "run"
-        cluster = Cluster(config, tmp_path, num_peers=num_peers, directory=directory, fork_server=fork_server)
-        clusters.append(cluster)
-        cluster.start()
-        return cluster
+        def start(config: Config, num_peers: int = 4) -> Cluster:
+            cluster = make(config, num_peers)
+            cluster.start()
+            return cluster
 
-    yield start
-    for cluster in clusters:
-        for process in cluster.processes:
-            process.kill()
-            process.wait()
-        cluster.close()
-
-
-def wait_for(cluster: Cluster, condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, [cluster.last_words(i) for i in range(cluster.num_peers)]
-        time.sleep(0.05)
+        yield start
 
 
 def rounds(cluster: Cluster) -> list[int]:
