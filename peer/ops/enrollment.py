@@ -131,7 +131,8 @@ def admit(directory: Path, proposal: Proposal, *, days: int | None = None, passp
     That is its certificate, the authority's, and a peer.toml in which it stands at the end of `[[peers]]`. For a peer
     that the list has already, a new certificate alone. It is valid for `days`. Raises ConfigError, SecurityError.
     """
-    with _locked(directory):
+    # Two must never get one number.
+    with locked(directory):
         return _admit(directory, proposal, days or PEER_DAYS, passphrase)
 
 
@@ -241,11 +242,11 @@ def _certificates(directory: Path, authority: CertificateAuthority) -> list[Iden
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Let nobody else admit a peer meanwhile: two must never get one number."""
+def locked(directory: Path, *, waits: bool = True) -> Iterator[None]:
+    """Let no other process hold a folder meanwhile. Raises BlockingIOError if one does, unless this one `waits`."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

@@ -12,11 +12,9 @@ the same certificate again, until the invitation expires or the certificate is r
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import queue
 import secrets
 import socket
@@ -116,21 +114,20 @@ class Invitations:
     def __enter__(self) -> Invitations:
         """Read the invitations. Raises StateError if another process answers them."""
         make_own_folder(self._folder, 0o700)
-        self._held = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(enrollment.locked(self._folder, waits=False))
+            except BlockingIOError:
+                raise StateError(
+                    f"another `sotto invite` answers the invitations of {self._directory}; end it"
+                ) from None
             self._records = dict(self._read())
-        except BlockingIOError:
-            os.close(self._held)
-            raise StateError(f"another `sotto invite` answers the invitations of {self._directory}; end it") from None
-        except BaseException:
-            os.close(self._held)
-            raise
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         """Let another process answer them."""
-        os.close(self._held)
+        self._held.close()
 
     def issue(self, addresses: Sequence[str], valid_s: int) -> Invitation:
         """Return a new invitation to this machine, at `addresses` ("host:port"), that holds for `valid_s` seconds, once
