@@ -96,11 +96,12 @@ def _refuse_others(proposal: Proposal, expected: Mapping[str, str | None]) -> No
     entry = proposal.entry
     asked = {"name": entry.name, "address": entry.advertise or "-", "key": proposal.request.thumbprint}
     for what, value in expected.items():
-        if value is not None and value != asked[what] and not (what == "key" and _is_print(value, asked[what])):
+        if value is not None and value != asked[what] and not (what == "key" and is_print(value, asked[what])):
             raise SecurityError(f"not signed: the request is for {what} {asked[what]}, not {value!r}")
 
 
-def _is_print(given: str, thumbprint: str) -> bool:
+def is_print(given: str, thumbprint: str) -> bool:
+    """Return whether a thumbprint was given, with colons or without, in either case."""
     return given.replace(":", "").upper() == thumbprint.replace(":", "")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli.app import SottoCommand, print_json
-from peer.cli.devices import passphrase_of, show_proposal
+from peer.cli.devices import is_print, passphrase_of, show_proposal
 from peer.cli.options import script_options, set_option
 from peer.errors import SecurityError, SottoError
 from peer.terminal import command
@@ -94,7 +94,6 @@ def invite(
     from peer.ops.invitations import Invitations, own_hosts
 
     at = [join_address(host.strip("[]"), port) for host in hosts] or own_hosts(directory, port)
-    approved = {key.replace(":", "").upper() for key in keys}
     with Invitations(directory, relay=relay, passphrase=passphrase_of(directory)) as desk:
         listener = desk.listen(at)
         try:
@@ -112,7 +111,8 @@ def invite(
                     event = desk.events.get(timeout=0.5)
                 except queue.Empty:
                     continue
-                _handle(desk, event, yes or event.thumbprint.replace(":", "") in approved, as_json)
+                approved = yes or any(is_print(key, event.thumbprint) for key in keys)
+                _handle(desk, event, approved, as_json)
         finally:
             listener.close()
 
