@@ -14,7 +14,6 @@ Only the simulator can do this: real peers have no way to agree on who is drawn.
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 from bisect import bisect_right
@@ -30,7 +29,6 @@ from peer import random, wire
 from peer.compress import add_decompressed_
 from peer.config.options import Config
 from peer.errors import ConfigError, LocalProtocolError
-from peer.files import replacing
 from peer.gossip.base import Memory
 from peer.gossip.boundary import TRANSFER_PHASE
 from peer.gossip.mixing import whole
@@ -40,7 +38,6 @@ from peer.node.participant import Participant
 from peer.random import Purpose
 from peer.run.plan import algorithm_spec
 from peer.run.setup import RunSetup
-from peer.simulate.network import LinkModel
 from peer.simulate.rounds import Simulator
 from peer.simulate.virtual_run import StepDone
 from peer.wire.message import Message, MessageKind
@@ -51,11 +48,7 @@ _DRAWN, _AWAY, _FETCHED = 0, 1, 2
 
 @dataclass(frozen=True)
 class Availability:
-    """Absences of peers. A peer that is not named is always present.
-
-    As a file, CSV with the columns `peer`, `from_s` and `until_s`, a row for each time away, in seconds of the virtual
-    clock.
-    """
+    """Absences of peers, in seconds of the virtual clock. A peer that is not named is always present."""
 
     away: Mapping[int, Sequence[tuple[float, float]]]
     """Peer → (from, until), ascending, apart from each other."""
@@ -65,34 +58,6 @@ class Availability:
         times = self.away.get(peer, ())
         place = bisect_right(times, (now, math.inf))
         return place == 0 or now >= times[place - 1][1]
-
-    @classmethod
-    def read(cls, path: Path) -> Availability:
-        """Return the availability in a file. Raises ConfigError that names the line."""
-        away: dict[int, list[tuple[float, float]]] = {}
-        with path.open(newline="", encoding="utf-8") as file:
-            for number, row in enumerate(csv.DictReader(file), start=2):
-                try:
-                    peer, start, end = int(row["peer"]), float(row["from_s"]), float(row["until_s"])
-                except (KeyError, TypeError, ValueError):
-                    raise ConfigError(
-                        f"line {number} has no peer, from_s and until_s", key="availability", file=str(path)
-                    ) from None
-                if not (peer >= 0 and start < end):
-                    raise ConfigError(f"line {number} is no time away", key="availability", file=str(path))
-                away.setdefault(peer, []).append((start, end))
-        for peer, times in away.items():
-            times.sort()
-            if any(before[1] > after[0] for before, after in itertools.pairwise(times)):
-                raise ConfigError(f"two times of peer {peer} overlap", key="availability", file=str(path))
-        return cls(away)
-
-    def write(self, path: Path) -> None:
-        """Write the file that `read` reads."""
-        with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["peer", "from_s", "until_s"])
-            writer.writerows((peer, *times) for peer in sorted(self.away) for times in self.away[peer])
 
 
 def churn(num_peers: int, length_s: float, *, leaving_per_hour: float, mean_away_s: float, seed: int) -> Availability:
@@ -176,7 +141,6 @@ class ParticipationSimulator(Simulator):
         num_peers: int,
         fraction: float,
         availability: Availability | None = None,
-        links: LinkModel | None = None,
         step_s: float = 0.0,
         hand_over: bool = False,
     ) -> None:
@@ -193,7 +157,7 @@ class ParticipationSimulator(Simulator):
                 "keeps errors that cannot be handed over", key="algorithm.name", value=spec.name, valid="sgp"
             )
         self._schedule = DrawnSchedule(num_peers)
-        super().__init__(config, base, num_peers=num_peers, links=links, step_s=step_s)
+        super().__init__(config, base, num_peers=num_peers, step_s=step_s)
         self._wanted = max(1, round(fraction * num_peers))
         self._availability = availability or Availability({})
         self._under_way = 0

@@ -112,14 +112,12 @@ def test_who_is_drawn_depends_on_the_seed_alone_and_all_get_their_turn() -> None
     assert first.times_drawn.min() > 0
 
 
-def test_who_is_away_is_not_drawn(tmp_path: Path) -> None:
+def test_who_is_away_is_not_drawn() -> None:
     away = Availability({0: [(0.0, 1e9)], 1: [(100.0, 200.0), (300.0, 1e9)]})
-    away.write(tmp_path / "away.csv")
-    read = Availability.read(tmp_path / "away.csv")
-    assert [read.is_there(1, now) for now in (0.0, 100.0, 199.0, 200.0, 299.0, 300.0)] == [
+    assert [away.is_there(1, now) for now in (0.0, 100.0, 199.0, 200.0, 299.0, 300.0)] == [
         True, False, False, True, True, False,
     ]  # fmt: skip
-    run = simulator(job("run.rounds=10"), fraction=1.0, availability=read)
+    run = simulator(job("run.rounds=10"), fraction=1.0, availability=away)
     run.run()
     # Rounds begin at 0, 60, …, 540 s; peer 1 is there at 0, 60 and 240 s.
     assert run.times_drawn.tolist() == [0, 3, *[10] * (COUNT - 2)]
@@ -133,21 +131,6 @@ def test_churn_has_the_rates_that_were_asked_for() -> None:
     assert len(times) == pytest.approx(200 * hours / 10.5, rel=0.1)
     assert np.mean(times) == pytest.approx(1800.0, rel=0.1)
     assert found == churn(200, hours * 3600.0, leaving_per_hour=0.1, mean_away_s=1800.0, seed=3)
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("peer,from_s,until_s\n0,1,x\n", "line 2 has no"),
-        ("peer,from_s\n0,1\n", "line 2 has no"),
-        ("peer,from_s,until_s\n0,2,1\n", "line 2 is no time away"),
-        ("peer,from_s,until_s\n0,0,5\n0,4,6\n", "overlap"),
-    ],
-)
-def test_a_file_that_says_something_else_is_refused(tmp_path: Path, text: str, problem: str) -> None:
-    (tmp_path / "away.csv").write_text(text)
-    with pytest.raises(ConfigError, match=problem):
-        Availability.read(tmp_path / "away.csv")
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:

@@ -10,9 +10,9 @@ import pytest
 from peer.config import options as configuration
 from peer.config.options import Config
 from peer.gossip.topology import build_schedule
-from peer.lab.scaling import Simulated, errors_beyond, fit, mixing_rounds, rounds_to
 from peer.simulate import run as simulator
 from peer.state.metrics import MetricsStore
+from tools.predict_scale import Simulated, errors_beyond, fit, mixing_rounds, rounds_to
 
 
 def points(exponent: float, *sizes: int) -> list[Simulated]:
