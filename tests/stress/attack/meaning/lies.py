@@ -142,81 +142,42 @@ async def weight_early_dpsgd(me: Insider) -> None:
     me.insert(lambda peer: me.forged(peer, mixing_weight=2.0))
 
 
-@lie("algorithm.name=sgp")
-async def weight_negative_zero(me: Insider) -> None:
-    """A mixing weight of −0.0 in the place of the right one."""
-    for peer in HONEST:
-        me.replace_next(peer, mixing_weight=-0.0)
-    await asyncio.sleep(0.5)
-
-
-@lie("algorithm.name=sgp")
-async def push_weight_huge(me: Insider) -> None:
-    """One frame with push-sum weight 1e300 in the place of the right one."""
-    for peer in HONEST:
-        me.replace_next(peer, push_weight=1e300)
-    await asyncio.sleep(0.5)
-
-
-@lie("algorithm.name=sgp")
-async def push_weight_more_than_all(me: Insider) -> None:
-    """A push-sum weight of 5, where all peers together have 4."""
-    for peer in HONEST:
-        me.replace_next(peer, push_weight=5.0)
-    await asyncio.sleep(0.5)
-
-
-@lie("algorithm.name=sgp")
-async def push_weight_zero(me: Insider) -> None:
-    """A push-sum weight of 0."""
-    for peer in HONEST:
-        me.replace_next(peer, push_weight=0.0)
-    await asyncio.sleep(0.5)
-
-
 def _filled(me: Insider, value: float) -> Payload:
     return tuple(whole_layer(np.full(size, value, np.float32)) for size in me.layout.sizes)
 
 
-@lie("algorithm.name=sgp")
-async def values_huge(me: Insider) -> None:
-    """A model of finite numbers near the end of float32."""
-    for peer in HONEST:
-        me.replace_next(peer, layers=_filled(me, 3e38))
-    await asyncio.sleep(0.5)
+def _replaced(name: str, what: str, *settings: str, filled: float | None = None, **fields: float) -> None:
+    """Enter a lie in the table: one message to each honest peer in the place of the right one, with other fields, or
+    with a model of one number."""
+
+    async def strike(me: Insider) -> None:
+        layers = {} if filled is None else {"layers": _filled(me, filled)}
+        for peer in HONEST:
+            me.replace_next(peer, **fields, **layers)
+        await asyncio.sleep(0.5)
+
+    LIES[name] = Lie(name, what, strike, settings)
 
 
-@lie("algorithm.name=choco-sgd")
-async def values_huge_compressed(me: Insider) -> None:
-    """A difference of finite numbers near the end of float32, to peers that compress what they hold of it."""
-
-    for peer in HONEST:
-        me.replace_next(peer, layers=_filled(me, 3e38))
-    await asyncio.sleep(0.5)
-
-
-@lie("algorithm.name=sgp")
-async def values_implausible(me: Insider) -> None:
-    """A model of numbers that can be added up and end the training: 1e6."""
-    for peer in HONEST:
-        me.replace_next(peer, layers=_filled(me, 1e6))
-    await asyncio.sleep(0.5)
-
-
-@lie("algorithm.name=choco-sgd")
-async def values_implausible_compressed(me: Insider) -> None:
-    """A difference of 1e30 in each number."""
-    for peer in HONEST:
-        me.replace_next(peer, layers=_filled(me, 1e30))
-    await asyncio.sleep(0.5)
-
-
-@lie("algorithm.name=allreduce", "graph.kind=complete")
-async def gradients_implausible(me: Insider) -> None:
-    """A gradient of 1e6 in each number."""
-    for peer in HONEST:
-        me.replace_next(peer, layers=_filled(me, 1e6))
-    await asyncio.sleep(0.5)
+_SGP, _CHOCO = "algorithm.name=sgp", "algorithm.name=choco-sgd"
+_ALL_REDUCE = ("algorithm.name=allreduce", "graph.kind=complete")
+_INSTEAD = "in the place of the right one"
+_replaced("weight-negative-zero", f"A mixing weight of −0.0 {_INSTEAD}.", _SGP, mixing_weight=-0.0)
+_replaced("push-weight-huge", f"One frame with push-sum weight 1e300 {_INSTEAD}.", _SGP, push_weight=1e300)
+_replaced(
+    "push-weight-more-than-all", "A push-sum weight of 5, where all peers together have 4.", _SGP, push_weight=5.0
+)
+_replaced("push-weight-zero", "A push-sum weight of 0.", _SGP, push_weight=0.0)
+_replaced("values-huge", "A model of finite numbers near the end of float32.", _SGP, filled=3e38)
+_replaced(
+    "values-huge-compressed",
+    "A difference of finite numbers near the end of float32, to peers that compress what they hold of it.",
+    _CHOCO,
+    filled=3e38,
+)
+_replaced("values-implausible", "A model of numbers that can be added up and end the training: 1e6.", _SGP, filled=1e6)
+_replaced("values-implausible-compressed", "A difference of 1e30 in each number.", _CHOCO, filled=1e30)
+_replaced("gradients-implausible", "A gradient of 1e6 in each number.", *_ALL_REDUCE, filled=1e6)
 
 
 @lie("algorithm.name=sgp")
