@@ -104,7 +104,7 @@ def test_every_tool_can_be_imported() -> None:
         for name in modules
         if name not in OPTIONAL and not name.startswith("tools.rivals.hivemind") and not name.endswith("__main__")
     ]
-    assert {"tools.bench_wire", "tools.study", "tests.stress.chaos"} <= {*chosen}
+    assert {"tools.bench_wire", "tools.scale", "tests.stress.chaos"} <= {*chosen}
     # In a process of its own: some set what counts only before numpy and gRPC are imported.
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
     done = subprocess.run(
