@@ -20,7 +20,7 @@ from peer.config.options import Config, load
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.peer_processes import peer_environment
 from peer.state.metrics import MetricsStore
-from tools import behind_nat
+from tests.shaped import behind_nat
 
 _MISSING = behind_nat.missing_tools()
 

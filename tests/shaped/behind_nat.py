@@ -1,7 +1,5 @@
 """Devices behind address translation, in network namespaces: a public network, and homes whose router masquerades.
 
-    python tools/behind_nat.py        build it, show that nobody reaches into a home, and remove it
-
 Each home has the same private addresses, as homes do. Its router lets connections out, and forwards a port only if told
 to. Needs root, iproute2 and iptables.
 """
@@ -151,33 +149,3 @@ def nat_network(**what: Any) -> Iterator[NatNetwork]:
         yield network
     finally:
         network.close()
-
-
-def main() -> None:
-    """Build it and show which machines reach each other."""
-    if (missing := missing_tools()) is not None:
-        raise SystemExit(f"this cannot be built here: {missing}")
-    with nat_network(num_public=1, num_homes=2) as network:
-        for source, target, words in (
-            (network.homes[0], network.public_address(0), "from a home to the public machine"),
-            (network.public[0], f"{HOME}.2", "from the public machine to a private address"),
-            (network.homes[0], network.router_address(1), "from a home to the router of the other"),
-        ):
-            ping = [*network.command(source), "python3", "-c", _REACHES, target]
-            done = subprocess.run(ping, check=False, capture_output=True, text=True)
-            print(f"{words}: {done.stdout.strip()}")
-
-
-_REACHES = """
-import socket, sys
-try:
-    socket.create_connection((sys.argv[1], 9), 1.0)
-except ConnectionRefusedError:
-    print("reached")
-except OSError as error:
-    print("not reached:", error)
-"""
-
-
-if __name__ == "__main__":
-    main()
