@@ -8,7 +8,7 @@
  * It is told what to do on standard input, a line each, and runs until that is closed:
  *
  *   port INDEX NETNS INTERFACE DOWN_BITS_PER_S QUEUE_BYTES     (0 bit/s: as fast as it goes)
- *   link FROM TO LATENCY_NS LOSS_PPM BITS_PER_S                (-1 for FROM or TO: all; later lines win; 0: no limit)
+ *   link FROM TO LATENCY_NS LOSS_PPM
  *   seed NUMBER                                                of the losses
  *   go
  *
@@ -54,7 +54,7 @@ struct port {
 };
 
 struct link {
-    int64_t latency_ns, loss_ppm, bits, free_at;
+    int64_t latency_ns, loss_ppm;
 };
 
 /* What happens to a frame next: it has crossed its link, or it has had its turn on the download. */
@@ -162,17 +162,8 @@ static void send_over_link(int from, int to, struct frame *frame, int64_t now) {
         ports[to].lost++;
         return;
     }
-    int64_t starts = now;
-    if (link->bits) {
-        starts = link->free_at > now ? link->free_at : now;
-        if (starts - now > serial_ns(ports[to].queue_bytes, link->bits)) {
-            ports[to].dropped++;
-            return;
-        }
-        starts = link->free_at = starts + serial_ns(frame->wire_bytes, link->bits);
-    }
     frame->references++;
-    push(starts + link->latency_ns, to, 1, frame);
+    push(now + link->latency_ns, to, 1, frame);
 }
 
 static void receive_from(int from) {
@@ -224,12 +215,6 @@ static void happen(struct event event) {
     release(frame);
 }
 
-static void add_link(int from, int to, struct link link) {
-    for (int a = 0; a < MAX_PORTS; a++)
-        for (int b = 0; b < MAX_PORTS; b++)
-            if ((from < 0 || a == from) && (to < 0 || b == to)) links[a][b] = link;
-}
-
 static void read_plan(void) {
     char line[512], netns[256], name[64];
     while (fgets(line, sizeof line, stdin)) {
@@ -241,8 +226,9 @@ static void read_plan(void) {
             && index == num_ports && index < MAX_PORTS) {
             port.fd = open_tap(netns, name);
             ports[num_ports++] = port;
-        } else if (sscanf(line, "link %d %d %ld %ld %ld", &from, &to, &link.latency_ns, &link.loss_ppm, &link.bits) == 5) {
-            add_link(from, to, link);
+        } else if (sscanf(line, "link %d %d %ld %ld", &from, &to, &link.latency_ns, &link.loss_ppm) == 4
+                   && from >= 0 && from < MAX_PORTS && to >= 0 && to < MAX_PORTS) {
+            links[from][to] = link;
         } else if (sscanf(line, "seed %llu", &seed) == 1) {
             random_state = seed;
         } else if (!strcmp(line, "go\n")) {

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -70,23 +70,11 @@ class LinkNetwork:
     As a context manager it is closed at the end, however that comes.
     """
 
-    def __init__(
-        self,
-        profiles: Sequence[Profile],
-        *,
-        latency_ms: Mapping[tuple[int, int], float] | None = None,
-        rate_kbit: Mapping[tuple[int, int], float] | None = None,
-        seed: int = 0,
-    ) -> None:
-        """Build it: one device for each profile.
-
-        The latency from a to b is the mean of those of the two profiles, and a packet survives both of their losses;
-        `latency_ms` and `rate_kbit` set single directions (a, b) apart. Raises LinkError if the kernel refuses; nothing
-        is left behind then.
-        """
+    def __init__(self, profiles: Sequence[Profile], *, seed: int = 0) -> None:
+        """Build it: one device for each profile. The latency from a to b is the mean of those of the two profiles, and
+        a packet survives both of their losses. Raises LinkError if the kernel refuses; nothing is left behind then."""
         self.profiles = tuple(profiles)
         self.num_devices = len(self.profiles)
-        self._latency_ms, self._rate_kbit = dict(latency_ms or {}), dict(rate_kbit or {})
         self._names = [f"{PREFIX}-{os.getpid()}-{next(_serial)}" for _ in self.profiles]
         self._switch: subprocess.Popen[str] | None = None
         self.counters: list[PortCounters] = []
@@ -119,20 +107,15 @@ class LinkNetwork:
 
     def command(self, device: int) -> list[str]:
         """Return the prefix of a command that is to run on a device."""
-        return ["ip", "netns", "exec", self._names[device]]
+        return ["ip", "netns", "exec", self.namespace(device)]
 
     def latency_ms(self, sender: int, receiver: int) -> float:
         """Return the latency that was asked for, one way."""
-        mean = (self.profiles[sender].latency_ms + self.profiles[receiver].latency_ms) / 2
-        return self._latency_ms.get((sender, receiver), mean)
+        return (self.profiles[sender].latency_ms + self.profiles[receiver].latency_ms) / 2
 
     def rate_kbit(self, sender: int, receiver: int) -> float:
         """Return the rate that was asked for, 0 where there is no limit."""
-        limits = (
-            self.profiles[sender].up_kbit,
-            self.profiles[receiver].down_kbit,
-            self._rate_kbit.get((sender, receiver), 0.0),
-        )
+        limits = (self.profiles[sender].up_kbit, self.profiles[receiver].down_kbit)
         return min((limit for limit in limits if limit), default=0.0)
 
     def round_trip_ms(self, sender: int, receiver: int, frame_bytes: int) -> float:
@@ -174,8 +157,7 @@ class LinkNetwork:
         for sender, receiver in itertools.permutations(range(self.num_devices), 2):
             latency_ns = round(max(0.0, self.latency_ms(sender, receiver) - _SWITCH_MS) * 1e6)
             survives = (1 - self.profiles[sender].loss) * (1 - self.profiles[receiver].loss)
-            rate = round(self._rate_kbit.get((sender, receiver), 0.0) * 1000)
-            lines.append(f"link {sender} {receiver} {latency_ns} {round((1 - survives) * 1e6)} {rate}")
+            lines.append(f"link {sender} {receiver} {latency_ns} {round((1 - survives) * 1e6)}")
         self._switch = subprocess.Popen(
             [str(_built_switch())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
