@@ -118,10 +118,6 @@ class PeerProgress:
     """Neighbours with a living connection."""
     neighbors: int = 0
     """Neighbours of the whole schedule, in either direction."""
-    heard: int = 0
-    """In-neighbours heard in the round that is going on."""
-    awaited: int = 0
-    """In-neighbours of the round that is going on."""
     state: str = "starting"
     """starting, connecting, training, waiting, finished, stopped, diverged, lost."""
 

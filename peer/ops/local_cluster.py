@@ -390,10 +390,8 @@ class Cluster:
             self.criterion = own[-1].compared_by(self.criteria)
         links = store.links()
         neighbors = {link.neighbor for link in links}
-        awaited = 0
         if self._members_never_change:
             neighbors = {*schedule.all_receivers(number), *schedule.all_senders(number)}
-            awaited = len(schedule.senders(max(0, seen.round), number))
         running = index < len(self.processes) and self.processes[index].poll() is None
         sockets = [link.socket_bytes for link in links]
         self._seen[index] = dataclasses.replace(
@@ -402,8 +400,6 @@ class Cluster:
             socket_bytes=sum(size or 0 for size in sockets) if sockets and None not in sockets else None,
             neighbors=len(neighbors),
             neighbors_up=sum(link.up for link in links),
-            heard=0,
-            awaited=awaited,
             state=("finished" if seen.round >= self.config.run.rounds else "training" if running else "stopped"),
         )
 

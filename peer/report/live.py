@@ -67,7 +67,7 @@ class LiveView:
 
     def update(self, progress: Progress) -> None:
         """Draw the run as it is now."""
-        self._live.update(render(progress))
+        self._live.update(RunView(progress))
 
     def __enter__(self) -> LiveView:
         self._live.start()
@@ -127,22 +127,17 @@ def line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def render(progress: Progress) -> RenderableType:
-    """Return the live view: a header with the progress bar, and a row for each peer. Narrow terminals get fewer
-    columns."""
-    return _RunView(progress)
+@dataclass(frozen=True)
+class RunView:
+    """A header with the progress bar, and a row for each peer. Narrow terminals get fewer columns: the view learns its
+    width when it is drawn."""
 
-
-class _RunView:
-    """The live view, which learns its width when it is drawn."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    progress: Progress
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield _header(self._progress)
-        if self._progress.peers:
-            yield _peer_table(self._progress, options.max_width)
+        yield _header(self.progress)
+        if self.progress.peers:
+            yield _peer_table(self.progress, options.max_width)
 
 
 def _header(progress: Progress) -> RenderableType:
@@ -192,12 +187,7 @@ def _remaining_s(progress: Progress) -> float | None:
 
 
 def _peer_table(progress: Progress, width: int) -> RenderableType:
-    heard = any(peer.heard for peer in progress.peers)
-    columns = [
-        column
-        for column in _columns(progress.criterion)
-        if width >= column.min_width and (heard or column.heading != "heard")
-    ]
+    columns = [column for column in _columns(progress.criterion) if width >= column.min_width]
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1))
     for column in columns:
         table.add_column(column.heading, justify=column.justify, no_wrap=True)
@@ -234,7 +224,6 @@ def _columns(criterion: Criterion) -> tuple[_Column, ...]:
         _Column("frames", lambda peer: size(peer.frame_bytes), min_width=90),
         _Column("socket", lambda peer: size(peer.socket_bytes), min_width=70),
         _Column("neighbours", _neighbors),
-        _Column("heard", lambda peer: f"{peer.heard}/{peer.awaited}", min_width=100),
         _Column("state", lambda peer: Text(peer.state, style=_STATE_STYLES.get(peer.state, "")), justify="left"),
     )
 

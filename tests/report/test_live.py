@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from peer.records import PeerProgress, Progress
-from peer.report.live import MAX_ROWS, LineView, LiveView, line, open_view, render, select_rows
+from peer.report.live import MAX_ROWS, LineView, LiveView, RunView, line, open_view, select_rows
 
 PEERS = tuple(
     PeerProgress(
@@ -22,7 +22,6 @@ PEERS = tuple(
         values=25_000,
         neighbors=2,
         neighbors_up=2 - index,
-        awaited=1,
         state="training",
     )
     for index in range(2)
@@ -32,7 +31,7 @@ RUN = Progress(phase="training", rounds=100, elapsed_s=8.0, peers=PEERS, average
 
 def shown(progress: Progress, width: int = 140) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(render(progress))
+    console.print(RunView(progress))
     output = console.file
     assert isinstance(output, io.StringIO)
     return output.getvalue()
