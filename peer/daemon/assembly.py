@@ -197,7 +197,7 @@ def _assemble(
     }
     if (votes := common.class_votes) is not None:
         judges[notes.CLASSES], greetings[notes.CLASSES] = votes.heard, votes.linked
-        judges[notes.SHARES], greetings[notes.SHARES] = votes.heard_report, votes.linked_reports
+        judges[notes.CLASS_SHARES], greetings[notes.CLASS_SHARES] = votes.heard_report, votes.linked_reports
     if (data := _data_check(local)) is not None:
         judges[notes.DATA], greetings[notes.DATA] = data.heard, lambda peer: (data.note,)
     if (progress := training.progress) is not None:

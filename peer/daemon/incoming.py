@@ -89,7 +89,7 @@ class Incoming:
         self._frames, self._average, self._members, self._operator = frames, average, members, operator
         self._notes, self._greetings, self._on_link_down = dict(notes), dict(greetings), on_link_down
         of_all = _notes_about_any(num_peers)
-        passed_on = topics.EVALUATION, topics.RELEASE, topics.CLASSES, topics.SHARES, topics.SHARE, topics.AVERAGE
+        passed_on = topics.EVALUATION, topics.RELEASE, topics.CLASSES, topics.CLASS_SHARES, topics.SHARE, topics.AVERAGE
         about_any = (*passed_on, LOST, TOLD)
         rates = {**_NOTES, **dict.fromkeys(about_any, of_all)}
         self._budgets = {

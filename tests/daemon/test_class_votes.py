@@ -16,8 +16,8 @@ import pytest
 from peer.daemon.notes import class_votes
 from peer.daemon.notes.class_votes import ClassVotes
 from peer.daemon.notes.notes import (
+    CLASS_SHARES,
     CLASSES,
-    SHARES,
     ClassVote,
     class_vote,
     decode_class_vote,
@@ -292,11 +292,11 @@ def test_nobody_begins_before_all_have_said_that_they_have_the_same_votes(tmp_pa
     assert peer.votes.unequal == [1, 2, 3]
     _, digest = decode_shares(own)
     for voter in (1, 2):
-        peer.votes.heard_report(1, cluster.statements(voter).sign(SHARES, encode_shares(voter, digest)))
+        peer.votes.heard_report(1, cluster.statements(voter).sign(CLASS_SHARES, encode_shares(voter, digest)))
     peer.settle()
     assert not peer.votes.is_settled
     assert not (tmp_path / CLASS_VOTES.name).exists()
-    peer.votes.heard_report(1, cluster.statements(3).sign(SHARES, encode_shares(3, digest)))
+    peer.votes.heard_report(1, cluster.statements(3).sign(CLASS_SHARES, encode_shares(3, digest)))
     assert peer.votes.unequal == []
     peer.runtime.stop_reason = None
     peer.settle()
@@ -313,11 +313,11 @@ def test_who_votes_differently_to_each_is_named_by_two_signed_votes(
     assert own != differs
     one.transport.notes.clear()
     # What the other told in place of voter 1, which has that vote.
-    report = cluster.statements(1).sign(SHARES, encode_shares(1, decode_shares(differs)[1]))
+    report = cluster.statements(1).sign(CLASS_SHARES, encode_shares(1, decode_shares(differs)[1]))
     one.votes.heard_report(1, report)
     cluster_vote = other.votes._notes[3]
     assert (1, CLASSES, cluster_vote) not in one.transport.notes
-    assert {topic for _, topic, _ in one.transport.notes} == {CLASSES, SHARES}, "all votes are told again"
+    assert {topic for _, topic, _ in one.transport.notes} == {CLASSES, CLASS_SHARES}, "all votes are told again"
     one.votes.heard(1, cluster_vote)
     assert one.votes.told_two.keys() == {3}
     assert "peer-3 has signed two different votes" in caplog.text

@@ -144,9 +144,9 @@ class ClassVotes:
         known = self._reports.get(voter)
         if known is not None and (known[0] == digest or not self._is_later(source, voter, known[1], note)):
             return
-        if self._hearsay.teller(notes.SHARES, note, voter, source, self._report_news) is not None:
+        if self._hearsay.teller(notes.CLASS_SHARES, note, voter, source, self._report_news) is not None:
             self._reports[voter] = digest, note
-            self._neighbors.broadcast(notes.SHARES, note, source)
+            self._neighbors.broadcast(notes.CLASS_SHARES, note, source)
             self._report()
             if not self.missing and digest != self._digest():
                 # This shows everybody which votes differ.
@@ -197,9 +197,9 @@ class ClassVotes:
         if not self._all_speak():
             return
         digest = self._digest()
-        note = self._statements.sign(notes.SHARES, notes.encode_shares(self._own.peer, digest))
+        note = self._statements.sign(notes.CLASS_SHARES, notes.encode_shares(self._own.peer, digest))
         self._reports[self._own.peer] = digest, note
-        self._neighbors.broadcast(notes.SHARES, note)
+        self._neighbors.broadcast(notes.CLASS_SHARES, note)
 
     def _digest(self) -> bytes:
         """Return a digest of the votes of all, proofs aside."""
@@ -214,14 +214,14 @@ class ClassVotes:
         for note in self._notes.values():
             self._neighbors.broadcast(notes.CLASSES, note)
         for _, note in self._reports.values():
-            self._neighbors.broadcast(notes.SHARES, note)
+            self._neighbors.broadcast(notes.CLASS_SHARES, note)
 
     def _answer(self, source: int) -> None:
         if self._answers.spend(source, self._runtime.now()):
             for each in self.linked(source):
                 self._neighbors.transport.bulletin(source, notes.CLASSES, each)
             for each in self.linked_reports(source):
-                self._neighbors.transport.bulletin(source, notes.SHARES, each)
+                self._neighbors.transport.bulletin(source, notes.CLASS_SHARES, each)
 
     def _vote(self) -> None:
         if self._own.peer in self._voters and self._own.peer not in self._notes:
