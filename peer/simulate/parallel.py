@@ -8,10 +8,10 @@ of a run in one process, whatever the number of workers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -20,11 +20,9 @@ from peer.config.options import Config
 from peer.errors import ConfigError
 from peer.records import Progress
 from peer.simulate.calls import pack_calls, pack_outcomes, unpack_calls, unpack_outcomes
-from peer.simulate.network import LinkModel
 from peer.simulate.rounds import Simulator
-from peer.simulate.virtual_run import Event, naming, subject
+from peer.simulate.virtual_run import Event, RunOptions, naming, subject
 from peer.simulate.workers import Packed, Workers
-from peer.state.metrics import MetricsStore
 from peer.train.evaluation import Evaluation
 from peer.train.local_step import Split
 
@@ -32,24 +30,10 @@ from peer.train.local_step import Split
 class ParallelSimulator(Simulator):
     """One simulated run that goes in rounds, computed by several processes."""
 
-    def __init__(
-        self,
-        config: Config,
-        base: Path,
-        *,
-        num_peers: int,
-        workers: int,
-        metrics: MetricsStore | None = None,
-        links: LinkModel | None = None,
-        step_s: float = 0.0,
-        slow: Mapping[int, float] | None = None,
-        stacked: bool = False,
-    ) -> None:
+    def __init__(self, config: Config, base: Path, *, workers: int, **options: Unpack[RunOptions]) -> None:
         """See `VirtualRun`. Raises ConfigError if a call on a peer depends on more than the peer."""
         _refuse(config)
-        super().__init__(
-            config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked
-        )
+        super().__init__(config, base, **options)
         self._parts = self._divided(workers)
         self._lookahead_s = min(self._network.model.latency_s, *self._step_s)
         """Seconds within which no event causes another one."""

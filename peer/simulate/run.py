@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from peer.compress.payload import FloatArray
 from peer.config.options import Config
@@ -23,7 +23,7 @@ from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.parallel import ParallelSimulator
 from peer.simulate.rounds import Simulator
-from peer.simulate.virtual_run import MODELS_EVALUATED_MAX
+from peer.simulate.virtual_run import MODELS_EVALUATED_MAX, RunOptions
 from peer.state.disk import writing
 from peer.state.kept_file import AVERAGE_FILE
 from peer.state.metrics import MetricsStore, Summary
@@ -152,19 +152,8 @@ def run_to_the_end(
                 summary.save(directory / "summary.json")
 
 
-class _Options(TypedDict):
-    """Arguments of all kinds of simulated runs."""
-
-    num_peers: int
-    metrics: MetricsStore
-    links: LinkModel | None
-    step_s: float
-    slow: Mapping[int, float] | None
-    stacked: bool
-
-
 def _simulator(
-    config: Config, base: Path, workers: int, **options: Unpack[_Options]
+    config: Config, base: Path, workers: int, **options: Unpack[RunOptions]
 ) -> Simulator | AsynchronousSimulator:
     """Return the run that suits the algorithm and the number of processes."""
     if algorithm_spec(config).asynchronous:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Generic, TypeAlias, TypeVar, overload
+from typing import ClassVar, Generic, NotRequired, TypeAlias, TypedDict, TypeVar, overload
 
 import numpy as np
 
@@ -82,6 +82,17 @@ class Finished:
     """Why the run should stop after it."""
     state: tuple[FloatArray, float] | None
     """(x, u) if models are evaluated after this round."""
+
+
+class RunOptions(TypedDict):
+    """Arguments of all kinds of simulated runs (`VirtualRun`)."""
+
+    num_peers: int
+    metrics: NotRequired[MetricsStore | None]
+    links: NotRequired[LinkModel | None]
+    step_s: NotRequired[float]
+    slow: NotRequired[Mapping[int, float] | None]
+    stacked: NotRequired[bool]
 
 
 class VirtualRun(ABC, Generic[AnyParticipant]):
