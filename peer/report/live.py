@@ -135,6 +135,7 @@ class RunView:
     progress: Progress
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the header and, once there are peers, the table."""
         yield _header(self.progress)
         if self.progress.peers:
             yield _peer_table(self.progress, options.max_width)
