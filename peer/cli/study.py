@@ -14,7 +14,7 @@ from peer.errors import LinkError, SottoError
 
 if TYPE_CHECKING:
     from peer.lab.study.folder import StudyFolder
-    from peer.lab.study.plan import Study
+    from peer.lab.study.study import Study
 
 sizes_option = click.option(
     "--peers",
@@ -51,7 +51,7 @@ def list_studies(as_json: bool) -> None:
       sotto study list
       sotto study list --json
     """
-    from peer.lab.study.plan import FILES, read_plan
+    from peer.lab.study.study import FILES, read_plan
 
     studies = {file.stem: read_plan(file) for file in sorted(FILES.glob("*.toml"), key=lambda file: file.stem)}
     if as_json:
@@ -70,7 +70,7 @@ def show(name: str) -> None:
     Examples:
       sotto study show moniqua > mine.toml
     """
-    from peer.lab.study.plan import find_study
+    from peer.lab.study.study import find_study
 
     click.echo(find_study(name).read_text(encoding="utf-8"), nl=False)
 
@@ -131,7 +131,7 @@ def run(
       sotto study run race-proxy --curves --data cifar-10-batches-bin
       sudo sotto study run mine.toml --shard 0/4 --out part-0
     """
-    from peer.lab.study.plan import find_study, read_plan
+    from peer.lab.study.study import find_study, read_plan
     from peer.links import network
     from peer.ops.executors import Shard
 
@@ -168,7 +168,7 @@ def report(name: str, folder: Path | None, sizes: tuple[int, ...], as_json: bool
       sotto study report moniqua
       sotto study report mine.toml --out runs/mine --peers 64 --peers 1024
     """
-    from peer.lab.study.plan import find_study, read_plan
+    from peer.lab.study.study import find_study, read_plan
 
     plan = read_plan(find_study(name))
     folder = folder or Path("runs") / plan.name
@@ -193,7 +193,7 @@ def merge(name: str, folders: tuple[Path, ...], folder: Path | None, sizes: tupl
     Examples:
       sotto study merge mine.toml part-0 part-1
     """
-    from peer.lab.study.plan import find_study, read_plan
+    from peer.lab.study.study import find_study, read_plan
 
     plan = read_plan(find_study(name))
     found = _open(plan, folder or Path("runs") / plan.name)

@@ -94,7 +94,7 @@ def merge(file: Path, folders: tuple[Path, ...], folder: Path | None, as_json: b
 
 def _open(file: Path, folder: Path | None) -> SweepFolder:
     from peer.lab.description import read_description
-    from peer.lab.sweep.plan import Sweep
+    from peer.lab.sweep.sweep import Sweep
 
     plan = read_description(Sweep, file)
     # It loads torch, which a file that cannot be read does not need.

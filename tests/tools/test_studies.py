@@ -9,7 +9,7 @@ import pytest
 from peer import gossip
 from peer.config.options import load
 from peer.lab.description import read_description
-from peer.lab.sweep.plan import Sweep, cells
+from peer.lab.sweep.sweep import Sweep, cells
 from peer.run import plan as run_plan
 from tools import scale
 

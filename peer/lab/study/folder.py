@@ -25,10 +25,10 @@ from peer.lab.grid import Files, one_by_one
 from peer.lab.study import cell, predict, race_tables, tables
 from peer.lab.study.checkout import commit
 from peer.lab.study.other_work import OtherWork
-from peer.lab.study.plan import Contender, Study
 from peer.lab.study.race_folder import Finish, RaceFolder
 from peer.lab.study.rival_cell import run_rival
 from peer.lab.study.row import Cell, Row, Scaled
+from peer.lab.study.study import Contender, Study
 from peer.links.profiles import find
 from peer.ops.executors import ALL, Shard
 from peer.report.numbers import duration

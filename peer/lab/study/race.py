@@ -26,9 +26,9 @@ from peer.config.options import load
 from peer.errors import SottoError
 from peer.lab.grid import FileRow
 from peer.lab.study.checkout import commit
-from peer.lab.study.plan import Contender, Study
 from peer.lab.study.predict import simulated
 from peer.lab.study.rivals.training_orders import PROGRAM, TrainingOrders
+from peer.lab.study.study import Contender, Study
 
 AVERAGED = -1
 """Number of the averaged model among the peers of an evaluation."""

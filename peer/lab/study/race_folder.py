@@ -14,9 +14,9 @@ from pathlib import Path
 
 from peer.lab.grid import Files, one_by_one
 from peer.lab.study import race
-from peer.lab.study.plan import Contender, Study
 from peer.lab.study.race import Curve
 from peer.lab.study.row import Cell
+from peer.lab.study.study import Contender, Study
 from peer.ops.executors import ALL, Shard
 from peer.report.numbers import duration, percent
 

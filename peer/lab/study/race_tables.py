@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from peer.lab.grid import aligned
-from peer.lab.study.plan import Race
 from peer.lab.study.race import Curve
 from peer.lab.study.race_folder import Finish
+from peer.lab.study.study import Race
 from peer.report.blocks import Block, Charts, Remark, Section, Table
 from peer.report.comparison import style
 from peer.report.line_chart import Axis, Line, Unit, line_chart

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from peer.errors import SottoError
 from peer.lab.study.cell import CellResult
-from peer.lab.study.plan import Rival
 from peer.lab.study.rivals.worker import Orders, Result, Settings, steps_per_round
+from peer.lab.study.study import Rival
 from peer.links.measure import measure
 from peer.links.network import INTERFACE, LinkNetwork
 from peer.links.profiles import Profile

@@ -7,8 +7,8 @@ import io
 from collections.abc import Sequence
 
 from peer.lab.grid import aligned
-from peer.lab.study.plan import Study
 from peer.lab.study.row import Row, Scaled
+from peer.lab.study.study import Study
 from peer.report.blocks import Block, Charts, Remark, Section, Table
 from peer.report.line_chart import Axis, Line, Unit, line_chart
 from peer.report.numbers import MISSING, significant, size

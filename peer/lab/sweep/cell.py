@@ -11,7 +11,7 @@ from typing import Any, Self
 from peer.config.options import load
 from peer.errors import DivergenceError, SottoError
 from peer.lab.grid import FileRow
-from peer.lab.sweep.plan import Planned, Sweep, describe
+from peer.lab.sweep.sweep import Planned, Sweep, describe
 from peer.run.plan import algorithm_spec
 from peer.simulate import run as simulator
 from peer.state.metrics import Summary

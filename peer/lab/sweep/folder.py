@@ -20,7 +20,7 @@ from peer.errors import SottoError, StateError
 from peer.files import write_whole
 from peer.lab.grid import Files, aligned
 from peer.lab.sweep.cell import Cell, request, simulate
-from peer.lab.sweep.plan import Planned, Sweep, cells
+from peer.lab.sweep.sweep import Planned, Sweep, cells
 from peer.ops.executors import ALL, Computing, Shard
 from peer.report.numbers import duration, percent, size
 

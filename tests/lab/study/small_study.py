@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from peer.lab.study import cell
-from peer.lab.study.plan import Study, read_plan
+from peer.lab.study.study import Study, read_plan
 
 SMALL = """
 name = "small"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.study import cell, other_work, plan
+from peer.lab.study import cell, other_work
+from peer.lab.study.study import Contender
 from peer.links.measure import Measured
 from peer.records import RoundRecord
 from tests.lab.study.small_study import read
@@ -36,7 +37,7 @@ def test_a_cell_begins_when_the_last_process_has_held_up_everybody(tmp_path: Pat
     ring = study.config(study.contenders[0], 0, 4)
     assert cell.settle_rounds(ring, 8) == 1 + 4
     both = ("algorithm.name=allreduce", "graph.kind=complete", "graph.weights=uniform", "compressor.kind=none")
-    assert cell.settle_rounds(study.config(plan.Contender(name="all", options=both), 0, 4), 8) == 1 + 1
+    assert cell.settle_rounds(study.config(Contender(name="all", options=both), 0, 4), 8) == 1 + 1
 
 
 def test_what_others_compute_is_told_from_what_children_of_ours_did() -> None:

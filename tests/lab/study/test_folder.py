@@ -11,8 +11,8 @@ import pytest
 
 from peer.errors import ConfigError
 from peer.lab.study.folder import StudyFolder
-from peer.lab.study.plan import Study
 from peer.lab.study.row import Cell, Row
+from peer.lab.study.study import Study
 from tests.lab.study.small_study import SMALL, read, result
 from tests.links.namespaces import needs_links
 

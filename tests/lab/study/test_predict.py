@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.study import plan, predict
+from peer.lab.study import predict
+from peer.lab.study.study import Contender, Study
 from peer.links.profiles import Profile, find
 from peer.simulate import run as simulator
 from peer.state.metrics import MetricsStore
@@ -15,11 +16,11 @@ from tests.lab.study.small_study import read
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> plan.Study:
+def study(tmp_path: Path) -> Study:
     return read(tmp_path)
 
 
-def test_the_simulator_says_how_long_a_round_takes(study: plan.Study) -> None:
+def test_the_simulator_says_how_long_a_round_takes(study: Study) -> None:
     config = study.config(study.contenders[0], 0, 4)
     thin = predict.predict(config, 4, find("moniqua-1mbit-1ms"), 0.5, predict.weigh(config, 4).frame_bytes)
     # Two models of 80 kB, which entropy coding makes a little smaller, over an upload of 1 Mbit/s.
@@ -28,9 +29,9 @@ def test_the_simulator_says_how_long_a_round_takes(study: plan.Study) -> None:
 
 @pytest.mark.parametrize("options", [(), ("algorithm.name=allreduce", "graph.kind=complete", "graph.weights=uniform")])
 def test_what_the_simulator_says_of_a_round_needs_no_training(
-    study: plan.Study, tmp_path: Path, options: tuple[str, ...]
+    study: Study, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    contender = plan.Contender(name="one", options=(*study.contenders[0].options, *options))
+    contender = Contender(name="one", options=(*study.contenders[0].options, *options))
     config, profile = study.config(contender, 0, 4), find("moniqua-1mbit-1ms")
     link_bytes = predict.weigh(config, 4).frame_bytes
     assert 60_000 < link_bytes < 80_000
@@ -45,9 +46,9 @@ def test_what_the_simulator_says_of_a_round_needs_no_training(
     assert predicted == pytest.approx((ends[-1] - ends[0]) / 3, rel=0.01)
 
 
-def test_messages_are_weighed_once_they_are_like_all_that_follow(study: plan.Study) -> None:
+def test_messages_are_weighed_once_they_are_like_all_that_follow(study: Study) -> None:
     modulo = ("algorithm.name=moniqua", "compressor.kind=modulo", "compressor.bits=8", "algorithm.theta_value=0.05")
-    config = study.config(plan.Contender(name="modulo", options=modulo), 0, 4)
+    config = study.config(Contender(name="modulo", options=modulo), 0, 4)
     # The first message has no reference codes of the round before.
     assert predict.weigh(config, 4).frame_bytes < 0.9 * predict.weigh(config, 4, rounds=1).frame_bytes
 
@@ -58,13 +59,11 @@ def test_virtual_links_have_the_figures_of_their_profile() -> None:
     assert predict.link_model(find("unshaped")).up_kbit_s is None
 
 
-def test_on_a_graph_that_changes_each_copy_of_a_model_gets_every_difference(study: plan.Study) -> None:
+def test_on_a_graph_that_changes_each_copy_of_a_model_gets_every_difference(study: Study) -> None:
     """One neighbour a round in turn, of three: models go to the one whose turn it is, differences to all three."""
     one_peer = ("graph.kind=exponential-one-peer", "graph.weights=auto")
-    whole = plan.Contender(name="sgp", options=(*one_peer, "algorithm.name=sgp"))
-    replicas = plan.Contender(
-        name="quant-sgp", options=(*one_peer, "algorithm.name=quant-sgp", "compressor.kind=top_k")
-    )
+    whole = Contender(name="sgp", options=(*one_peer, "algorithm.name=sgp"))
+    replicas = Contender(name="quant-sgp", options=(*one_peer, "algorithm.name=quant-sgp", "compressor.kind=top_k"))
     link = find("moniqua-1mbit-1ms")
     of_models = predict.predict(study.config(whole, 0, 4), 8, link, 0.5, 100_000) - 0.5
     of_differences = predict.predict(study.config(replicas, 0, 4), 8, link, 0.5, 100_000) - 0.5

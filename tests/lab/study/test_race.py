@@ -10,10 +10,10 @@ import pytest
 from peer.errors import ConfigError, SottoError
 from peer.lab.study import race
 from peer.lab.study.folder import StudyFolder
-from peer.lab.study.plan import Study
 from peer.lab.study.race import Curve, Point
 from peer.lab.study.race_folder import RaceFolder
 from peer.lab.study.row import Cell
+from peer.lab.study.study import Study
 from tests.cli.runner import sotto
 from tests.lab.study.small_race import SMALL_RACE
 from tests.lab.study.small_study import read, result

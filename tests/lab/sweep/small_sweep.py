@@ -7,7 +7,7 @@ from typing import Any
 
 from peer.lab.description import read_description
 from peer.lab.sweep.folder import SweepFolder
-from peer.lab.sweep.plan import Sweep
+from peer.lab.sweep.sweep import Sweep
 from peer.ops.executors import ALL, Computing, Shard
 
 SMALL = """

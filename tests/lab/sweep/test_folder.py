@@ -10,7 +10,7 @@ import pytest
 
 from peer.errors import ConfigError, StateError
 from peer.lab.sweep.folder import SweepFolder
-from peer.lab.sweep.plan import Sweep
+from peer.lab.sweep.sweep import Sweep
 from peer.ops.executors import Kind, Shard, open_executor
 from tests.lab.sweep.small_sweep import SMALL, read, results, run_with_an_interruption
 

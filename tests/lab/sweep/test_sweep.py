@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from peer.errors import ConfigError
-from peer.lab.sweep.plan import cells
+from peer.lab.sweep.sweep import cells
 from tests.lab.sweep.small_sweep import SMALL, read
 
 

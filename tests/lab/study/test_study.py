@@ -8,7 +8,7 @@ import pytest
 
 from peer.config.options import Config, load
 from peer.errors import ConfigError
-from peer.lab.study.plan import FILES, RIVALS, find_study, read_plan
+from peer.lab.study.study import FILES, RIVALS, find_study, read_plan
 from peer.run.plan import build_compressor, build_schedule, check_rules, refuse_errors
 from tests.lab.study.small_study import SMALL, read
 
