@@ -14,10 +14,7 @@ from typing import TypedDict
 from peer import __version__
 from peer.config.options import Config
 from peer.config.precision_choice import FASTEST, PrecisionChoice
-from peer.daemon.device.chosen_precision import settle_chosen
-from peer.daemon.device.kept_model import keep_model_form
-from peer.daemon.device.kept_rates import settle_rates
-from peer.daemon.device.kept_secret import settle_privacy
+from peer.daemon.device.kept import keep_model_form, settle_chosen, settle_privacy, settle_rates
 from peer.daemon.members import first_peer_list
 from peer.daemon.members.roster import Roster
 from peer.daemon.members.signed_statements import SignedStatements, statements_of

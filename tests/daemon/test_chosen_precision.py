@@ -12,7 +12,7 @@ import pytest
 
 from peer.config.options import load
 from peer.config.precision_choice import Precision, PrecisionChoice
-from peer.daemon.device.chosen_precision import settle_chosen
+from peer.daemon.device.kept import settle_chosen
 from peer.daemon.process import open_peer
 from peer.errors import ConfigError, StateError
 from peer.ops.cluster_files import Host, write_cluster

@@ -8,8 +8,8 @@ import pytest
 
 from peer.compress import TopK
 from peer.config.options import check
-from peer.daemon.device import kept_rates
-from peer.daemon.device.kept_rates import RATES, settle_rates
+from peer.daemon.device import kept
+from peer.daemon.device.kept import RATES, settle_rates
 from peer.errors import StateError
 from peer.run.plan import build_compressor
 from peer.state.disk import RealDisk
@@ -32,7 +32,7 @@ def test_a_new_run_keeps_the_default_that_it_began_with(tmp_path: Path) -> None:
 def test_a_start_reads_no_journal_where_the_rates_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until its first checkpoint it may be long."""
     assert settled(tmp_path) == 0.24
-    monkeypatch.setattr(kept_rates, "begun_round", None)
+    monkeypatch.setattr(kept, "begun_round", None)
     assert settled(tmp_path) == 0.24
 
 

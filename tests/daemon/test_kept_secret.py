@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.daemon.device.kept_secret import settle_privacy
+from peer.daemon.device.kept import settle_privacy
 from peer.errors import ConfigError
 from peer.run.privacy_budget import Budget
 from peer.state.disk import RealDisk

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from peer.config.options import PeerAddress, load
-from peer.daemon.device.kept_model import keep_model_form
+from peer.daemon.device.kept import keep_model_form
 from peer.daemon.local_peer import LocalPeer
 from peer.errors import ConfigError, StateError
 from peer.gossip.membership import Change, ChangeKind, Membership

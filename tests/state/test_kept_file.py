@@ -12,8 +12,8 @@ import pytest
 
 from peer.config.options import PeerAddress
 from peer.config.precision_choice import PrecisionChoice
-from peer.daemon.device import kept_rates, kept_secret, limits
-from peer.daemon.device.kept_rates import KeptRates
+from peer.daemon.device import kept, limits
+from peer.daemon.device.kept import KeptRates
 from peer.daemon.device.limit_rules import Usage
 from peer.daemon.members import first_peer_list
 from peer.errors import StateError
@@ -28,7 +28,7 @@ from peer.state.recovery import StateFiles, begin_anew, begun_round, journal_nam
 from tests.state.failing_disk import FailingDisk
 from tests.state.folders import begin
 
-MODULES = (first_peer_list, kept_rates, kept_secret, limits, incarnation, kept_file, kept_progress, statement_counter)
+MODULES = (first_peer_list, kept, limits, incarnation, kept_file, kept_progress, statement_counter)
 KEPT: dict[str, KeptFile[Any]] = {
     each.name: each for module in MODULES for each in vars(module).values() if isinstance(each, KeptFile)
 }
