@@ -317,7 +317,7 @@ def outcome(kits: Path, lost: Mapping[int, float]) -> Outcome:
     masses, accuracies, missing, offences = dict(lost), dict[str, float](), 0, 0
     for file in sorted(kits.glob("peer-*/peer.toml")):
         config = load(file, environment={})
-        own = config.peers[config.peer.index]
+        own = config.own
         found = weights(file.parent)
         for round_, weight in found.items():
             masses[round_] = masses.get(round_, 0.0) + weight

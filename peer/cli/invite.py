@@ -225,7 +225,7 @@ def join(
         say=lambda sentence: click.echo(sentence, err=True),
     )
     config = load(file, environment={})
-    click.echo(f"admitted to {invitation.run} as {config.peers[config.peer.index].name}; folder {folder}", err=True)
+    click.echo(f"admitted to {invitation.run} as {config.own.name}; folder {folder}", err=True)
     named = script.words if script else ("SCRIPT",) * (config.training.task == OWN_LOOP)
     start = command("run", *named, "--config", file)
     _show_settings(config)

@@ -85,7 +85,7 @@ def _run_script(
         with UserCode("__main__", "script").runs():
             # First: a package of which the script is a part may set a seed when it is read.
             draw_alike(config.run.seed)
-            program = script.program(config.peers[config.peer.index].name)
+            program = script.program(config.own.name)
             with program.is_main():
                 program.run()
     except TaskError as error:

@@ -545,6 +545,11 @@ class Config(Section):
         return len(self.peers)
 
     @property
+    def own(self) -> PeerAddress:
+        """Entry of the peer that the file configures."""
+        return self.peers[self.peer.index]
+
+    @property
     def num_listed(self) -> int:
         """Number of peers that the lists of all devices have in common: those that were not admitted later."""
         return sum(not peer.admitted for peer in self.peers)

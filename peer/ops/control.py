@@ -247,7 +247,7 @@ def credentials(config: Config, base: Path) -> Access | None:
         # Not readable for this user, or of another run: the own certificate may do.
         with contextlib.suppress(SecurityError):
             return load_credentials(options.model_copy(update=operator), folder, None, role=Role.OPERATOR)
-    return load_credentials(options, base, config.peers[config.peer.index].name)
+    return load_credentials(options, base, config.own.name)
 
 
 def _operator_folder(config: Config, base: Path) -> Path | None:

@@ -71,7 +71,7 @@ def described(finding: Finding) -> dict[str, Any]:
 async def _examine(config: Config, base: Path) -> list[Finding]:
     found = list(_configuration(config, base))
     try:
-        security = load_credentials(config.security, base, config.peers[config.peer.index].name)
+        security = load_credentials(config.security, base, config.own.name)
     except SecurityError as error:
         found.append(Finding("certificate", "error", str(error), exit_code=error.exit_code))
         return found
@@ -90,7 +90,7 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
         known = newcomers(config, base, status or {}).values()
         entries += [each for each in known if each.name in (status or {}).get("links", {})]
         versions = {
-            config.peers[config.peer.index].name: __version__,
+            config.own.name: __version__,
             **versions_of([] if status is None else [status]),
         }
         for each in await asyncio.gather(*(_neighbor(config, security, entry, versions) for entry in entries)):
@@ -110,9 +110,7 @@ def _configuration(config: Config, base: Path) -> Iterator[Finding]:
     for each in errors:
         yield Finding("configuration", "error", f"{each.key}: {each.sentence}", exit_code=ConfigError.exit_code)
     if not errors:
-        sentence = (
-            f"{config.algorithm.name} for {config.num_peers} peers; this is {config.peers[config.peer.index].name}"
-        )
+        sentence = f"{config.algorithm.name} for {config.num_peers} peers; this is {config.own.name}"
         yield Finding("configuration", "ok", f"{sentence}, version {__version__}")
 
 
@@ -157,7 +155,7 @@ async def _own_status(config: Config, security: Access | None) -> dict[str, Any]
         return None
     host, _, port = config.peer.listen.rpartition(":")
     address = f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "") else f"{host}:{port}"
-    name = config.peers[config.peer.index].name
+    name = config.own.name
     with contextlib.suppress(SottoError):
         answer = await call_control(address, "status", name=name, security=security, timeout_s=3.0)
         if answer.get("name") == name:
@@ -185,7 +183,7 @@ def _port(config: Config, status: dict[str, Any] | None) -> Iterator[Finding]:
 
 
 def _addresses(config: Config) -> Iterator[Finding]:
-    own = config.peers[config.peer.index]
+    own = config.own
     if own.advertise is None:
         where = f"it is reached through relay {own.relay}" if own.relay else "it has no relay"
         if own.relay:
@@ -276,7 +274,7 @@ async def _path(name: str, address: str) -> list[Finding]:
 
 
 def _unreachable_neighbor(config: Config, entry: PeerAddress) -> Finding:
-    own = config.peers[config.peer.index]
+    own = config.own
     if own.advertise is not None:
         return Finding(
             entry.name,
@@ -352,7 +350,7 @@ def _compare(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Find
         found = differing_settings(config.shared_settings(), answer.get("settings"))
         sentence = f"its configuration differs from ours in {parts}{found}"
         yield Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
-    elif answer.get("neighbor") is None and config.peers[config.peer.index].admitted:
+    elif answer.get("neighbor") is None and config.own.admitted:
         yield Finding(name, "ok", "does not know this peer yet; it will once this peer is started and joins")
     elif answer.get("neighbor") is None:
         sentence = "does not list this peer as a neighbour"
@@ -377,7 +375,7 @@ def _clock(name: str, difference_s: float, uncertainty_s: float) -> Iterator[Fin
 
 
 def _way_back(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Finding]:
-    own = config.peers[config.peer.index]
+    own = config.own
     if answer.get("neighbor") is None:
         return
     known = answer.get("address")
@@ -433,7 +431,7 @@ async def _answer(config: Config, security: Access | None) -> AsyncIterator[None
         start=StartModel(""),
         graph_digest="",
         num_peers=config.num_listed,
-        name=config.peers[config.peer.index].name,
+        name=config.own.name,
     )
     transport = Transport(
         me=config.peer.index,

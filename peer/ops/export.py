@@ -137,7 +137,7 @@ class _PeerFolder:
     @property
     def name(self) -> str:
         """Name of the peer."""
-        return self.config.peers[self.config.peer.index].name
+        return self.config.own.name
 
     @property
     def state(self) -> Path:

@@ -26,7 +26,7 @@ def test_a_cluster_on_one_machine(tmp_path: Path) -> None:
     assert len({config.run_digest() for config in configs}) == 1
     assert configs[0].peers == configs[2].peers
     for config, file in zip(configs, files, strict=True):
-        name = config.peers[config.peer.index].name
+        name = config.own.name
         credentials = load_credentials(config.security, file.parent, name)
         assert credentials is not None
         assert credentials.identity.name == name

@@ -45,7 +45,7 @@ def settle(config: Config, base: Path) -> Settled:
         return Settled(config, ())
     listed = {peer.name: peer for peer in config.peers}
     names = [peer.name for peer in kept]
-    own = config.peers[config.peer.index].name
+    own = config.own.name
     if own not in names:
         raise StateError(
             f"{folder} holds the state of another run: its list of peers does not include {own!r}; if this"

@@ -55,7 +55,7 @@ async def following(error: Lost, config: Config, base: Path, runtime: Runtime) -
     None if `runtime` stops before. Raises `error` where it cannot, or is not declared lost in time."""
     if why_no_rejoin(config) is not None:
         raise error
-    name = config.peers[config.peer.index].name
+    name = config.own.name
     if isinstance(error, DeclaredLost):
         incarnation: int | None = error.incarnation
     else:
@@ -80,7 +80,7 @@ def begin(incarnation: int, config: Config, base: Path) -> None:
         incarnations.begin(folder.disk, incarnation)
     finally:
         folder.close()
-    name = config.peers[config.peer.index].name
+    name = config.own.name
     log.warning("%s: its state is set aside, and it takes part again as a newcomer", name)
 
 
@@ -101,7 +101,7 @@ async def _declared_lost(error: SponsorLost, config: Config, base: Path, runtime
     """Return the next incarnation of a device of no use to the others once its loss is proven; None if it is to stop.
     It knows of no member but those that the run began with: votes count as far as they are theirs."""
     config = settle(config, base).config
-    access = load_credentials(config.security, base, config.peers[config.peer.index].name)
+    access = load_credentials(config.security, base, config.own.name)
     current = incarnations.read_folder(base / config.state.directory)
     roster = Roster(config, access, current)
     folder = StateFolder(base / config.state.directory)
