@@ -205,8 +205,10 @@ def rollback(round_: int, config_file: Path | None, directory: Path | None, as_j
     """
     if directory is not None and config_file is not None:
         raise ConfigError("already addresses all peers; omit --config", key="--run")
-    peers = [load_peer(file) for file in find_peer_files(directory)] if directory else [load_peer(config_file)]
+    from peer.ops.cluster_files import peer_files
     from peer.ops.rollback import put_back
+
+    peers = [load_peer(file) for file in peer_files(directory)] if directory else [load_peer(config_file)]
 
     folders = [base / config.state.directory for config, base in peers]
     put_back(folders, round_)
@@ -279,26 +281,18 @@ def is_nothing_named(config_file: Path | None, directory: Path | None, everybody
     return config_file is None and directory is None and not everybody and not DEFAULT_FILE.exists()
 
 
-def find_peer_files(directory: Path) -> list[Path]:
-    """Return the peer.toml of every peer below a run folder or cluster folder. Raises ConfigError if there is none."""
-    files = [*directory.glob("peers/peer-*/peer.toml"), *directory.glob("peer-*/peer.toml")]
-    if not files:
-        problem = "contains no peers (peer-*/peer.toml)" if directory.is_dir() else "no such folder"
-        raise ConfigError(problem, file=str(directory))
-    return sorted(files, key=lambda file: (len(file.parent.name), file.parent.name))
-
-
 def call(config_file: Path | None, directory: Path | None, everybody: bool, verb: str) -> list[dict[str, Any]]:
     """Return each peer's answer. One that gave none has `error` and `exit_code` instead; of one that was asked for its
     status or to stop, and is known to have ended or not to have joined, a `note` says so. Raises SecurityError where
     that is why nobody answered."""
     if directory is not None and (config_file is not None or everybody):
         raise ConfigError("already addresses all peers; omit --config and --all", key="--run")
+    from peer.ops.cluster_files import peer_files
     from peer.ops.control import Asked, call_all, newcomers
 
     if directory is not None:
         # By their advertised addresses, with their own certificates: the folder may be a copy on another machine.
-        peers = [load_peer(file) for file in find_peer_files(directory)]
+        peers = [load_peer(file) for file in peer_files(directory)]
         asked = [Asked(config, base, config.peer.index) for config, base in peers]
     else:
         config, base = load_peer(config_file)

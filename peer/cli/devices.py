@@ -232,14 +232,13 @@ _COLORS = {"error": "red", "warning": "yellow", "ok": "green"}
 
 def _tell(directory: Path, name: str, pem: bytes) -> tuple[list[str], dict[str, str]]:
     """Hand the list to every peer that listens; return who took it, and why others did not."""
-    from peer.cli.control import find_peer_files
-    from peer.cli.options import load_peer
+    from peer.ops.cluster_files import peer_files
     from peer.ops.control import Asked, call_all
 
     asked = {}
-    for file in find_peer_files(directory):
+    for file in peer_files(directory):
         config, base = load_peer(file)
-        peer = config.peers[config.peer.index].name
+        peer = config.own.name
         if peer != name:
             asked[peer] = Asked(config, base)
     answers = dict(zip(asked, call_all(list(asked.values()), "revoke", {"list": pem.decode()}), strict=True))

@@ -24,6 +24,15 @@ class Host:
     port: int
 
 
+def peer_files(directory: Path) -> list[Path]:
+    """Return the peer.toml of every peer below a run folder or cluster folder. Raises ConfigError if there is none."""
+    files = [*directory.glob("peers/peer-*/peer.toml"), *directory.glob("peer-*/peer.toml")]
+    if not files:
+        problem = "contains no peers (peer-*/peer.toml)" if directory.is_dir() else "no such folder"
+        raise ConfigError(problem, file=str(directory))
+    return sorted(files, key=lambda file: (len(file.parent.name), file.parent.name))
+
+
 def write_cluster(
     directory: Path,
     config: Config,
