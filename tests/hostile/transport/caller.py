@@ -37,12 +37,11 @@ def hello(**changes: Any) -> pb.Hello:
     return pb.Hello(**(fields | changes))
 
 
-class Caller:
-    """One stream to a listener, with nothing between the test and the bytes."""
+class BareStream:
+    """One stream to the listener of a peer, with nothing between the caller and the bytes."""
 
-    def __init__(self, port: int | None, security: Credentials | str | None = "own") -> None:
-        own = credentials(NAMES[1]) if isinstance(security, str) else security
-        channel = Channel(f"127.0.0.1:{port}", NAMES[0], own, GENEROUS)
+    def __init__(self, port: int | None, name: str, security: Credentials | None) -> None:
+        channel = Channel(f"127.0.0.1:{port}", name, security, GENEROUS)
         self._stream = channel.stream(PEER_SERVICE, "Exchange")
 
     async def __aenter__(self) -> Self:
@@ -56,6 +55,18 @@ class Caller:
     async def send(self, data: bytes | pb.Envelope) -> None:
         await self._stream.write(data if isinstance(data, bytes) else data.SerializeToString())
 
+    async def next(self) -> pb.Envelope | None:
+        """Return the next envelope, or None at the end of the stream."""
+        data = await self._stream.read()
+        return None if data is None else pb.Envelope.FromString(data)
+
+
+class Caller(BareStream):
+    """A stream of the tests, which wait for no answer for long."""
+
+    def __init__(self, port: int | None, security: Credentials | str | None = "own") -> None:
+        super().__init__(port, NAMES[0], credentials(NAMES[1]) if isinstance(security, str) else security)
+
     async def done(self) -> None:
         await self._stream.done_writing()
 
@@ -68,10 +79,8 @@ class Caller:
         return answer.hello
 
     async def next(self) -> pb.Envelope | None:
-        """Return the next envelope, or None at the end of the stream."""
         async with asyncio.timeout(20):
-            data = await self._stream.read()
-        return None if data is None else pb.Envelope.FromString(data)
+            return await super().next()
 
     async def verdict(self) -> pb.Close:
         """Return with which words the listener ends the stream."""

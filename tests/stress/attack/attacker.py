@@ -10,46 +10,28 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from peer.config.options import Config, load
 from peer.daemon.members.signed_statements import SignedStatements
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
-from peer.net.rpc import Channel, StreamLost
+from peer.net.rpc import StreamLost
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.credentials import Credentials, load_credentials
-from peer.net.services import PEER_SERVICE
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.state.disk import RealDisk
 from peer.state.statement_counter import StatementCounter
+from tests.hostile.transport.caller import BareStream
 from tests.stress.attack.cluster import MALLORY, VICTIM
 
-_GENEROUS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 LOST = (StreamLost, asyncio.CancelledError, OSError)
 
 
-class Stream:
-    """One stream to the victim, with nothing between the attack and the bytes."""
+class Stream(BareStream):
+    """One stream to the victim."""
 
     def __init__(self, port: int, security: Credentials | None) -> None:
-        channel = Channel(f"127.0.0.1:{port}", f"peer-{VICTIM}", security, _GENEROUS)
-        self._stream = channel.stream(PEER_SERVICE, "Exchange")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stream.abandon()
-
-    async def send(self, data: bytes | pb.Envelope) -> None:
-        await self._stream.write(data if isinstance(data, bytes) else data.SerializeToString())
-
-    async def next(self) -> pb.Envelope | None:
-        data = await self._stream.read()
-        return None if data is None else pb.Envelope.FromString(data)
+        super().__init__(port, f"peer-{VICTIM}", security)
 
     async def verdict(self, within_s: float = 30.0) -> str:
         """Return with which words, or how, the stream ended."""
