@@ -65,7 +65,11 @@ def reals(size: int, seed: int) -> npt.NDArray[np.float64]:
 
 
 def dense(size: int, value_type: ValueType, seed: int) -> Dense:
-    values = reals(size, seed)
+    return as_type(reals(size, seed), value_type)
+
+
+def as_type(values: npt.NDArray[np.float64], value_type: ValueType) -> Dense:
+    """Return numbers of which each is one of the type."""
     if value_type is ValueType.FLOAT64:
         return Dense(values, value_type)
     single = values.astype(np.float32)
