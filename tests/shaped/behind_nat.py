@@ -6,13 +6,10 @@ to. Needs root, iproute2 and iptables.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from typing import Any
 
 from peer.errors import LinkError
 from peer.links.network import add_namespace, remove_namespace
@@ -47,7 +44,7 @@ def missing_tools() -> str | None:
 
 
 class NatNetwork:
-    """`num_public` machines with public addresses, and one machine in each of `num_homes` homes."""
+    """`num_public` machines with public addresses, and one machine in each of `num_homes` homes, until it is closed."""
 
     def __init__(self, *, num_public: int, num_homes: int) -> None:
         """Build it. Raises LinkError or CalledProcessError if the kernel refuses; nothing is left behind then."""
@@ -139,13 +136,3 @@ class NatNetwork:
 
     def _in(self, namespace: str, *command: str) -> None:
         subprocess.run([*self.command(namespace), *command], capture_output=True, text=True, check=True)
-
-
-@contextlib.contextmanager
-def nat_network(**what: Any) -> Iterator[NatNetwork]:
-    """Build a `NatNetwork`, and remove it at the end."""
-    network = NatNetwork(**what)
-    try:
-        yield network
-    finally:
-        network.close()

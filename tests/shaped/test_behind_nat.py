@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from peer.config.options import Config, load
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.peer_processes import peer_environment
 from peer.state.metrics import MetricsStore
-from tests.shaped import behind_nat
+from tests.shaped.behind_nat import NatNetwork, missing_tools
 
-_MISSING = behind_nat.missing_tools()
+_MISSING = missing_tools()
 
 pytestmark = [
     pytest.mark.root,
@@ -41,7 +42,7 @@ def job(rounds: int) -> Config:
 
 
 @contextlib.contextmanager
-def peers(network: behind_nat.NatNetwork, places: dict[Path, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def peers(network: NatNetwork, places: dict[Path, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Run a peer for each file in a namespace; end what is left at the end."""
     processes = []
     try:
@@ -61,7 +62,7 @@ def peers(network: behind_nat.NatNetwork, places: dict[Path, str]) -> Iterator[l
                 process.wait()
 
 
-def ask(network: behind_nat.NatNetwork, namespace: str, *arguments: str) -> tuple[int, Any]:
+def ask(network: NatNetwork, namespace: str, *arguments: str) -> tuple[int, Any]:
     """Return exit code and JSON of a `sotto` command on a machine."""
     command = [*network.command(namespace), sys.executable, "-m", "peer", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=peer_environment())
@@ -86,7 +87,7 @@ def of(findings: list[dict[str, str]], check: str) -> str:
 
 def test_two_peers_in_two_homes_train_with_a_public_one_that_relays(tmp_path: Path) -> None:
     """A directed ring of three: each link is one kind: dialled out from a home, dialled out from another, relayed."""
-    with behind_nat.nat_network(num_public=1, num_homes=2) as network:
+    with closing(NatNetwork(num_public=1, num_homes=2)) as network:
         hosts = [Host(network.public_address(0), PORT), Host(None, 0), Host(None, 0)]
         files = write_cluster(tmp_path, job(ROUNDS), hosts, relay=0)
         machines = [network.public[0], *network.homes]
@@ -109,7 +110,7 @@ def test_two_peers_in_two_homes_train_with_a_public_one_that_relays(tmp_path: Pa
 
 def test_the_doctor_names_what_address_translation_hides(tmp_path: Path) -> None:
     """A peer in a home gives out its router's address: nobody gets in there until the router forwards the port."""
-    with behind_nat.nat_network(num_public=1, num_homes=1) as network:
+    with closing(NatNetwork(num_public=1, num_homes=1)) as network:
         router = network.router_address(0)
         hosts = [Host(network.public_address(0), PORT), Host(router, PORT)]
         files = write_cluster(tmp_path, job(1000), hosts)
@@ -141,7 +142,7 @@ def test_the_doctor_names_what_address_translation_hides(tmp_path: Path) -> None
 
 def test_the_doctor_notices_that_full_packets_get_lost(tmp_path: Path) -> None:
     """A tunnel behind the router takes a part of each packet. Nobody says so at first, and then the router does."""
-    with behind_nat.nat_network(num_public=1, num_homes=1) as network:
+    with closing(NatNetwork(num_public=1, num_homes=1)) as network:
         files = write_cluster(tmp_path, job(1000), [Host(network.public_address(0), PORT), Host(None, 0)])
         with peers(network, {files[0]: network.public[0]}):
             until("the public peer", lambda: logged(files[0], "listens on"), files[:1])
