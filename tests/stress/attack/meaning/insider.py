@@ -20,12 +20,11 @@ from peer import wire
 from peer.config.options import load
 from peer.daemon.assembly import Parts
 from peer.daemon.incoming import Incoming
-from peer.daemon.notes.notes import decode_evaluation
 from peer.daemon.process import Daemon, open_peer
 from peer.net import handshake, hello
 from peer.net.transport import Transport
 from peer.wire.message import Message, MessageKind
-from tests.stress.attack.meaning.notes import DIVERGED, EVALUATION, REPLICA, Encoding, Json, Protobuf
+from tests.stress.attack.meaning.notes import Encoding
 
 HONEST = (0, 1, 2)
 ME = 3
@@ -38,13 +37,12 @@ class Tongue:
     """Stands between the attacker's peer and its transport. Implements `peer.net.handler.Handler` by way of
     `Incoming`, which hears everything but what concerns the frames that were added."""
 
-    def __init__(self, heard: Incoming, encoding: Encoding, rounds: int) -> None:
-        """`rounds`: how many the run has."""
+    def __init__(self, heard: Incoming) -> None:
         self.last: dict[int, bytes] = {}
         """Neighbour → the last honest frame of a round that it was sent."""
         self.told: list[str] = []
         """Why links ended since the lie."""
-        self._heard, self._encoding, self._rounds = heard, encoding, rounds
+        self._heard = heard
         self._transport: Transport | None = None
         self._sent: dict[int, int] = {}
         """Neighbour → the highest of our own numbers that went over the present connection, or did before."""
@@ -62,7 +60,6 @@ class Tongue:
         self._transport = transport
         self._send, self._bulletin = transport.send, transport.bulletin
         setattr(transport, "send", self.say)  # noqa: B010 - a method in the place of a method
-        setattr(transport, "bulletin", self.note)  # noqa: B010
         return transport
 
     def say(self, peer: int, seq: int, frame: bytes) -> None:
@@ -78,16 +75,6 @@ class Tongue:
             self._instead.pop(peer, None)
         self._sent[peer] = max(seq, self._sent.get(peer, 0))
         self._send(peer, self._on_wire(peer, seq), frame)
-
-    def note(self, peer: int, topic: str, data: bytes) -> bool:
-        """Send an honest note, if the neighbour speaks that language."""
-        if isinstance(self._encoding, Json) and topic == EVALUATION:
-            # The peers of that release wait for it before they end.
-            told = decode_evaluation(data, self._rounds)
-            data = self._encoding.evaluation(told.peer, told.round, told.correct, told.total)
-        elif isinstance(self._encoding, Json) and topic in (DIVERGED, REPLICA):
-            return False
-        return self._bulletin(peer, topic, data)
 
     # -- what the attacker says ----------------------------------------------------------------------------------------
 
@@ -131,11 +118,6 @@ class Tongue:
         """A neighbour has frames for good."""
         self._heard.receipt(peer, upto - sum(number <= upto for number in self._added.get(peer, ())))
 
-    def bulletin_received(self, peer: int, topic: str, data: bytes) -> None:
-        """A note came; in another encoding it says nothing to this peer."""
-        if isinstance(self._encoding, Protobuf) or topic not in (EVALUATION, DIVERGED, REPLICA):
-            self._heard.bulletin_received(peer, topic, data)
-
     def _on_wire(self, peer: int, seq: int) -> int:
         for number in sorted(self._added.get(peer, ())):
             if number <= seq:
@@ -157,7 +139,7 @@ class Insider:
         self.base = file.parent
         self.daemon: Daemon = open_peer(self.config, self.base)
         parts: Parts = self.daemon.parts
-        self.tongue = Tongue(parts.incoming, encoding, self.config.run.rounds)
+        self.tongue = Tongue(parts.incoming)
         make_transport = parts.make_transport
         parts.incoming = self.tongue  # type: ignore[assignment]
         setattr(parts, "make_transport", lambda: self.tongue.attach(make_transport()))  # noqa: B010
@@ -266,7 +248,7 @@ class Insider:
 
 
 def speak(encoding: Encoding) -> None:
-    """Speak another version of the protocol from now on: but for the notes it is the same."""
+    """Speak another version of the protocol from now on."""
     for module in (hello, handshake):
         for name in ("PROTOCOL_MIN", "PROTOCOL_MAX"):
             setattr(module, name, encoding.protocol)

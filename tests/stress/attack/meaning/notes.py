@@ -1,49 +1,19 @@
-"""Notes as bytes, in the encoding of any release, with nothing of the real writer's honesty.
-
-Until protocol 2 notes were JSON; since protocol 3 they are protobuf (`proto/sottovoce/v1/note.proto`).
-"""
+"""Notes as bytes (`proto/sottovoce/v1/note.proto`), with nothing of the real writer's honesty."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
-EVALUATION, DIVERGED, REPLICA, JOIN, REVOKED = "evaluation", "diverged", "replica", "join", "revoked"
-
-
-class Encoding(Protocol):
-    """How a release encodes notes."""
-
-    protocol: int
-    """The version of the protocol that it speaks."""
-
-    def evaluation(self, peer: int, round_: int, correct: Sequence[int], total: Sequence[int]) -> bytes: ...
-    def diverged(self, peer: int, round_: int, reason: str) -> bytes: ...
-    def nested(self) -> bytes: ...
+EVALUATION, DIVERGED, JOIN, REVOKED = "evaluation", "diverged", "join", "revoked"
 
 
-class Json:
-    """Of protocol 2."""
-
-    protocol = 2
-
-    def evaluation(self, peer: int, round_: int, correct: Sequence[int], total: Sequence[int]) -> bytes:
-        return json.dumps([peer, round_, "test", list(correct), list(total)]).encode()
-
-    def diverged(self, peer: int, round_: int, reason: str) -> bytes:
-        return json.dumps([round_, reason]).encode()
-
-    def nested(self) -> bytes:
-        return b"[" * 30_000
-
-
-class Protobuf:
-    """Of protocol 3 and later ones."""
+class Encoding:
+    """How a release writes notes."""
 
     def __init__(self, protocol: int) -> None:
+        """`protocol`: the version of the protocol that it speaks."""
         self.protocol = protocol
 
     def evaluation(self, peer: int, round_: int, correct: Sequence[int], total: Sequence[int]) -> bytes:
@@ -61,11 +31,9 @@ class Protobuf:
 def encoding_of(release: Path) -> Encoding:
     """Return the encoding that an installation speaks. The attacker says that it speaks what the others do: until all
     do, members believe what the release before said."""
-    if not (release / "peer" / "proto" / "sottovoce" / "v1" / "note_pb2.py").exists():
-        return Json()
     newest = re.search(r"^NEWEST = (\d+)", (release / "peer" / "protocol.py").read_text(), re.MULTILINE)
     assert newest is not None
-    return Protobuf(int(newest[1]))
+    return Encoding(int(newest[1]))
 
 
 def field(number: int, value: int) -> bytes:
