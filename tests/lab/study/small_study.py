@@ -1,4 +1,4 @@
-"""A study of two contenders on two links."""
+"""A study of two contenders on two links, and a race of every kind of contender on the digits, in a few steps."""
 
 from __future__ import annotations
 
@@ -7,28 +7,9 @@ from pathlib import Path
 from peer.lab.study import cell
 from peer.lab.study.study import Study, read_plan
 
-SMALL = """
-name = "small"
-title = "two algorithms"
-peers = 4
-step_s = 0.5
-seeds = [0]
-profiles = ["10mbit", "moniqua-1mbit-1ms"]
-model = "resnet20"
-cell_s = 5
-least_rounds = 3
-most_rounds = 20
-job = ["training.task=synthetic", "training.task_options.parameters=20000", "graph.kind=ring"]
-
-[[contenders]]
-name = "full"
-options = ["algorithm.name=d-psgd", "compressor.kind=none"]
-paper = "last"
-
-[[contenders]]
-name = "ddp"
-rival = "ddp"
-"""
+SMALL, SMALL_RACE = (
+    Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8") for name in ("small_study", "small_race")
+)
 
 
 def read(folder: Path, text: str = SMALL) -> Study:

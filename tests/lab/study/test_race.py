@@ -15,8 +15,7 @@ from peer.lab.study.race_folder import RaceFolder
 from peer.lab.study.row import Cell
 from peer.lab.study.study import Study
 from tests.cli.runner import sotto
-from tests.lab.study.small_race import SMALL_RACE
-from tests.lab.study.small_study import read, result
+from tests.lab.study.small_study import SMALL_RACE, read, result
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 

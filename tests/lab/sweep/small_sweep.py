@@ -10,27 +10,7 @@ from peer.lab.sweep.folder import SweepFolder
 from peer.lab.sweep.sweep import Sweep
 from peer.ops.executors import ALL, Computing, Shard
 
-SMALL = """
-name = "small"
-peers = 4
-seeds = [0, 1, 2]
-job = [
-    "training.task=clusters", "training.task_options.samples=80", "training.batch_size=5", "run.rounds=4",
-    "evaluation.every_rounds=0",
-]
-
-[[contenders]]
-name = "exact"
-options = ["algorithm.name=sgp", "compressor.kind=none"]
-
-[[contenders]]
-name = "replicas"
-options = ["algorithm.name=quant-sgp"]
-
-[axes]
-"graph.kind" = ["ring", "complete"]
-"training.learning_rate" = [0.05, 0.1]
-"""
+SMALL = Path(__file__).with_name("small_sweep.toml").read_text(encoding="utf-8")
 
 
 def read(folder: Path, text: str = SMALL) -> Sweep:
