@@ -36,7 +36,6 @@ from peer.compress.payload import (
 from peer.errors import FrameError
 from peer.wire import Message, MessageKind, RepairWish, decode, encode
 from peer.wire.frame import MAGIC, VERSION, allocation_bound
-from tests.wire.golden import as_type
 
 CORPUS = Path(__file__).parent / "corpus"
 LAYOUTS = (
@@ -186,6 +185,18 @@ def _heap(size: int, bits: int, rng: np.random.Generator) -> np.ndarray:
 
 def _some(size: int, share: float, rng: np.random.Generator) -> np.ndarray:
     return np.sort(rng.choice(size, max(1, round(share * size)), replace=False))
+
+
+def as_type(values: np.ndarray, value_type: ValueType) -> Dense:
+    """Return numbers of which each is one of the type."""
+    if value_type is ValueType.FLOAT64:
+        return Dense(values, value_type)
+    single = values.astype(np.float32)
+    if value_type is ValueType.BFLOAT16:
+        single = (single.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    elif value_type is ValueType.FLOAT16:
+        single = single.astype(np.float16).astype(np.float32)
+    return Dense(single, value_type)
 
 
 def _make_sparse(size: int, share: float, exact: bool, rng: np.random.Generator) -> Sparse:

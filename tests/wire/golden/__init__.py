@@ -25,6 +25,7 @@ from peer.compress.payload import (
     WholeIntegers,
 )
 from peer.wire import Message, MessageKind, RepairWish
+from tests.wire.fuzzing import as_type
 
 FOLDER = Path(__file__).parent
 LAYOUT = Layout.of_sizes([2000, 300, 33, 1, 600])
@@ -66,18 +67,6 @@ def reals(size: int, seed: int) -> npt.NDArray[np.float64]:
 
 def dense(size: int, value_type: ValueType, seed: int) -> Dense:
     return as_type(reals(size, seed), value_type)
-
-
-def as_type(values: npt.NDArray[np.float64], value_type: ValueType) -> Dense:
-    """Return numbers of which each is one of the type."""
-    if value_type is ValueType.FLOAT64:
-        return Dense(values, value_type)
-    single = values.astype(np.float32)
-    if value_type is ValueType.BFLOAT16:
-        single = (single.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-    elif value_type is ValueType.FLOAT16:
-        single = single.astype(np.float16).astype(np.float32)
-    return Dense(single, value_type)
 
 
 def some(size: int, one_in: int, seed: int) -> npt.NDArray[np.int64]:
