@@ -188,7 +188,6 @@ class Precision(Answer):
 Names: TypeAlias = Annotated[list[Name], Field(max_length=_MOST_NAMES)]
 Newcomers: TypeAlias = Annotated[list[NewcomerSaid], Field(max_length=_MOST_NEWCOMERS)]
 Peers: TypeAlias = Annotated[dict[Name, PeerSaid], Field(max_length=_MOST_NAMES)]
-Proofs: TypeAlias = Annotated[dict[str, Digits], Field(max_length=_MOST_NAMES)]
 
 
 class Status(Answer):
@@ -252,7 +251,6 @@ class Status(Answer):
         Field(default_factory=dict)
     )
     numbers: Annotated[dict[Name, Number], Field(max_length=_MOST_NAMES)] = Field(default_factory=dict)
-    proofs: Proofs = Field(default_factory=dict)
     linked: bool = False
 
 

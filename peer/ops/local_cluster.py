@@ -166,9 +166,6 @@ class Cluster:
             with private_files():
                 self.peer_files = write_cluster(directory / "peers", self.config, hosts, base=base)
             write_resolved(self.config, directory / "config.toml", base)
-        with contextlib.suppress(OSError):
-            # Earlier releases left it to the umask.
-            (directory / "peers").chmod(0o700)
         self.num_peers = len(self.numbers)
         self.state_folders = [file.parent / config.state.directory for file in self.peer_files]
         self.names = [file.parent.name for file in self.peer_files]

@@ -128,17 +128,14 @@ class OperatorApi:
         }
 
     def proofs(self, name: object) -> dict[str, object]:
-        """Return the evidence for a peer that asks about its own fate, and the numbers of the others. Earlier releases
-        ask without their `name`."""
+        """Return the evidence for a peer that asks, by `name`, about its own fate, and the numbers of the others."""
         roster = self._local.roster
         losses = dict(sorted(self._members.losses().items()))
         own = {str(number): proof.hex() for number, proof in losses.items() if name == roster.name(number)}
         numbers = {roster.name(number): number for number in self._loop.members}
-        if name is not None:
-            number = roster.index_of(str(name))
-            is_linked = number in self._neighbors.all and self._neighbors.is_up(number)
-            return {"losses": own, "numbers": numbers, "linked": is_linked}
-        return {"proofs": {roster.name(number): proof.hex() for number, proof in losses.items()}}
+        number = roster.index_of(str(name))
+        is_linked = number in self._neighbors.all and self._neighbors.is_up(number)
+        return {"losses": own, "numbers": numbers, "linked": is_linked}
 
     def _privacy(self) -> dict[str, object] | None:
         """Return the ε that private local steps have spent at most; None where they are not private."""
