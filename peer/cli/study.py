@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from peer.cli.app import SottoCommand, SottoGroup, print_json
-from peer.cli.options import json_option, out_option, shard_option
+from peer.cli.options import RUNS, json_option, out_option, shard_option
 from peer.errors import LinkError, SottoError
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def run(
     from peer.ops.executors import Shard
 
     plan, part = read_plan(find_study(name)), Shard.parse(shard)
-    folder = folder or Path("runs") / plan.name
+    folder = folder or RUNS / plan.name
     found = _open(plan, folder, packages, data)
     if not only_curves and (reason := network.missing()) is not None:
         raise LinkError(f"{reason}; nothing was run")
@@ -171,7 +171,7 @@ def report(name: str, folder: Path | None, sizes: tuple[int, ...], as_json: bool
     from peer.lab.study.study import find_study, read_plan
 
     plan = read_plan(find_study(name))
-    folder = folder or Path("runs") / plan.name
+    folder = folder or RUNS / plan.name
     if not (folder / "cells").is_dir() and not (folder / "curves").is_dir():
         raise SottoError(f"{folder} contains no cells of a study; `sotto study run {name}` measures them")
     _write_report(_open(plan, folder), sizes, as_json)
@@ -196,7 +196,7 @@ def merge(name: str, folders: tuple[Path, ...], folder: Path | None, sizes: tupl
     from peer.lab.study.study import find_study, read_plan
 
     plan = read_plan(find_study(name))
-    found = _open(plan, folder or Path("runs") / plan.name)
+    found = _open(plan, folder or RUNS / plan.name)
     found.merge(folders)
     _write_report(found, sizes, as_json)
 

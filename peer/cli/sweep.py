@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from peer.cli.app import SottoCommand, SottoGroup, StopOnSignal, print_json
-from peer.cli.options import computing_options, json_option, out_option, shard_option
+from peer.cli.options import RUNS, computing_options, json_option, out_option, shard_option
 from peer.errors import INTERRUPTED, SottoError, StateError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _open(file: Path, folder: Path | None) -> SweepFolder:
     # It loads torch, which a file that cannot be read does not need.
     from peer.lab.sweep.folder import SweepFolder
 
-    return SweepFolder(plan, folder or Path("runs") / plan.name)
+    return SweepFolder(plan, folder or RUNS / plan.name)
 
 
 def _report(found: SweepFolder, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from peer.cli.app import is_interactive, print_json
+from peer.cli.options import RUNS
 from peer.errors import INTERRUPTED, ConfigError, DivergenceError, SottoError
 from peer.files import open_own, write_whole
 from peer.terminal import command
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from peer.config.options import Config
     from peer.records import Progress
     from peer.state.metrics import Summary
-
-RUNS_DIR = Path("runs")
 
 _TRACKERS_S = 60.0
 """Time that trackers may take after the run to write the rest."""
@@ -41,7 +40,7 @@ name_option = click.option(
 runs_option = click.option(
     "--runs-dir",
     type=click.Path(path_type=Path),
-    default=RUNS_DIR,
+    default=RUNS,
     show_default=True,
     metavar="DIR",
     help="Folder that contains the run folders.",

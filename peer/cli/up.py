@@ -12,9 +12,8 @@ from pathlib import Path
 import click
 
 from peer.cli.app import SottoCommand, StopOnSignal, debug_wanted
-from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option, script_options
+from peer.cli.options import RUNS, count_peers, job_options, json_option, load_config, peers_option, script_options
 from peer.cli.training_run import (
-    RUNS_DIR,
     baseline_option,
     choose_directory,
     command_line,
@@ -184,7 +183,7 @@ def is_complete(directory: Path) -> bool:
 def say_how_to_resume(directory: Path, runs_dir: Path) -> None:
     """Print the command that resumes a run, unless it never began or is complete."""
     if any(directory.glob("peers/*/log.txt")) and not is_complete(directory):
-        where = ["--runs-dir", runs_dir] if runs_dir != RUNS_DIR else []
+        where = ["--runs-dir", runs_dir] if runs_dir != RUNS else []
         click.echo(f"resume with: {command('up', '--resume', directory.name, *where)}", err=True)
 
 
