@@ -142,7 +142,7 @@ def test_the_architecture_lists_each_room_below_those_that_it_imports() -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
 def test_tools_and_tests_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for path in re.findall(r"\b(?:tools|tests)/[\w/]+(?:\.py|\.sh|\.toml)?", text):
+    for path in re.findall(r"\b(?:tools|tests)/[\w/-]+(?:\.py|\.sh|\.toml)?", text):
         assert (ROOT / path).exists(), path
     for module in re.findall(r"python -m ((?:tools|tests)[\w.]+)", text):
         path = ROOT / module.replace(".", "/")
