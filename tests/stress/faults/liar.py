@@ -58,6 +58,9 @@ class Tongue:
         self.refusals: Counter[str] = Counter()
         """The sentences with which it was refused, without their numbers."""
         self._said: dict[int, list[_Entry]] = {}
+        self._withheld = 0.0
+        """Push-sum weight that was not told. The liar gives back no more: what it invents beyond that, an honest peer
+        may hold one day, and its neighbours refuse it for having more than there is (SECURITY.md)."""
 
     def say(self, receiver: int, seq: int, frame: bytes) -> tuple[int, bytes]:
         """Return (number on the wire, bytes) of a frame of the core."""
@@ -108,12 +111,14 @@ class Tongue:
         if message.kind is not MessageKind.GOSSIP or message.phase or random.random() < 0.5:
             return frame
         factor = 1.0 + random.uniform(-_LARGEST_TWIST, _LARGEST_TWIST)
-        push_weight = message.push_weight
-        if self.scenario.spec.push_sum:
-            push_weight = min(self.scenario.num_first * 0.9, push_weight * (1.0 + random.uniform(-0.2, 0.2)))
         layers = _scaled(message.layers, factor)
         if layers is None:
             return frame
+        push_weight = message.push_weight
+        if self.scenario.spec.push_sum:
+            more = min(push_weight * random.uniform(-_LARGEST_TWIST, _LARGEST_TWIST), self._withheld)
+            self._withheld -= more
+            push_weight += more
         self.lies["another model for each"] += 1
         said = replace(message, layers=layers, push_weight=push_weight)
         assert self.core is not None

@@ -280,10 +280,11 @@ class Scenario:
         kind, settings = Random(f"compressor {self.seed}").choice(_COMPRESSORS)
         if kind == "sign" and self.spec.needs_unbiased:
             kind, settings = "qsgd", {"bits": 4}
+        if kind in ("random_k", "top_k") and self.spec.needs_unbiased:
+            # Replicas that get a quarter of the numbers, four times as large, grow by themselves.
+            kind, settings = "random_k", {"fraction": 0.9}
         if kind in ("qsgd", "random_k"):
             settings = {**settings, "unbiased": self.spec.needs_unbiased}
-        if kind == "top_k" and self.spec.needs_unbiased:
-            kind, settings = "random_k", {"fraction": 0.5, "unbiased": True}
         return compress.build(kind, **settings)
 
     @cached_property
