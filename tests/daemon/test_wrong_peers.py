@@ -442,7 +442,7 @@ def test_a_neighbour_out_of_reach_is_given_up_and_the_cause_is_told(
         other = None if settings is None else asyncio.create_task(run_peer(kits[2], *settings))
         with pytest.raises(PeerUnreachable) as loss:
             async with asyncio.timeout(30):
-                await run_peer(kits[0], "transport.give_up_after_s=1")
+                await run_peer(kits[0], "transport.give_up_after_s=4")
         if other is not None:
             other.cancel()
             await asyncio.gather(other, return_exceptions=True)
