@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 Better = Literal["higher", "lower"]
 
@@ -47,6 +47,10 @@ class ModelForm:
     """Entry of the state_dict → parameter or buffer that it holds. Entries of tied parameters hold the same one."""
     without: tuple[str, ...]
     """Parameters and buffers that the state_dict in float32 lacks."""
+
+
+ModelParts: TypeAlias = tuple[ModelForm, Mapping[str, Any]]
+"""The form of a model, and the tensors, by name, that neither training nor a batch changes."""
 
 
 @dataclass(frozen=True, kw_only=True)

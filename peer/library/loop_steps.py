@@ -31,7 +31,7 @@ from peer.library.parameters import ExchangedParameters, Vector
 from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.node.local_steps import RecordedSteps
 from peer.protocol import OLDEST, SNAPSHOT
-from peer.records import ACCURACY, Criterion, ModelForm
+from peer.records import ACCURACY, Criterion, ModelParts
 from peer.train.evaluation import Evaluation
 from peer.train.learning_rate import learning_rates
 from peer.train.local_step import Split, make_momentum
@@ -170,7 +170,7 @@ class LoopSteps(RecordedSteps):
         """Hand the last model to the script, and write it with all that is not exchanged."""
         self.meeting.ask(Finish(np.array(z, np.float32), path))
 
-    def model_parts(self) -> tuple[ModelForm, bytes] | None:
+    def model_parts(self) -> ModelParts | None:
         """See `train.model_file.model_parts`; of the model as it is now."""
         return self._parameters.parts()
 

@@ -6,6 +6,7 @@ device, and the very tensors that the optimizer holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,10 +18,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from peer.compress.layout import Layout
+from peer.compress.magnitude import max_magnitude
 from peer.errors import LocalProtocolError, StateError, UsageError
 from peer.library.kept_state import unpack
 from peer.node.checkpoint_arrays import Arrays, group
-from peer.records import ModelForm
+from peer.records import ModelParts
 from peer.train.model_file import model_parts, start_model
 from peer.train.moving import Fingerprint, FrozenParameters, fingerprint, is_expanded, matching, set_buffer_
 from peer.wire.start_model import StartModel
@@ -131,7 +133,7 @@ class ExchangedParameters:
         """Return the values of all parameters, float32[n], in memory of their own. Raises UsageError where one is not
         finite."""
         vector = np.concatenate([p.detach().cpu().reshape(-1).numpy() for p in self._parameters.values()])
-        if not np.isfinite(vector).all():
+        if not math.isfinite(max_magnitude(vector)):
             name = next(name for name, p in self._parameters.items() if not torch.isfinite(p).all())
             raise UsageError(
                 f"parameter {name} holds values that are not finite, so nothing of this round is sent; lower the"
@@ -141,24 +143,23 @@ class ExchangedParameters:
 
     def displacements(self, vector: Vector) -> dict[int, torch.Tensor]:
         """Return by how much each parameter is away from a vector, by its identity."""
-        return {id(each): part.to(each.device) - each.detach() for each, part in self._parts(np.array(vector))}
+        return {id(each): part.to(each.device) - each.detach() for each, part in self._parts(vector)}
 
     def write(self, vector: npt.NDArray[Any]) -> None:
         """Give all parameters their values from `vector: float32[n]`, in place."""
         if vector.dtype != np.float32 or vector.shape != (self.layout.size,):
             raise LocalProtocolError(f"{vector.dtype}{list(vector.shape)} for a model of float32[{self.layout.size}]")
         with torch.no_grad():
-            # Not shared with the vector, which may be the algorithm's own memory.
-            for parameter, part in self._parts(np.array(vector)):
+            for parameter, part in self._parts(vector):
                 parameter.copy_(part)
 
     def _parts(self, vector: npt.NDArray[Any]) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        """Yield each parameter with its part of a vector, in its shape."""
-        parts = torch.split(torch.from_numpy(vector), list(self.layout.sizes))
-        for parameter, part in zip(self._parameters.values(), parts, strict=True):
-            yield parameter, part.view(parameter.shape)
+        """Yield each parameter with a copy of its part of a vector, in its shape."""
+        for parameter, part in zip(self._parameters.values(), self.layout.slices, strict=True):
+            # The vector may be the algorithm's own memory, which nothing may write to.
+            yield parameter, torch.from_numpy(np.array(vector[part])).view(parameter.shape)
 
-    def parts(self) -> tuple[ModelForm, bytes] | None:
+    def parts(self) -> ModelParts | None:
         """See `train.model_file.model_parts`."""
         return model_parts(self.model, self._parameters, private=self.private)
 

@@ -438,8 +438,8 @@ def _restore(trainer: Trainer, folder: _PeerFolder, checkpoint: Checkpoint, besi
     """Give a trainer the state of a checkpoint, with other buffers and frozen parameters."""
     parameters = {name for name, _ in trainer.model.named_parameters()}
     state = {
-        name.removeprefix("training/"): array
-        for name, array in checkpoint.arrays.items()
+        name.removeprefix("training/"): checkpoint.arrays[name]
+        for name in checkpoint.arrays
         if name.startswith("training/") and not name.startswith(("training/buffer.", "training/frozen."))
     }
     for name, each in beside.items():

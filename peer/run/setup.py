@@ -44,7 +44,7 @@ from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
 from peer.node.statements import Statements
 from peer.random import PhiloxSource
-from peer.records import Criterion, ModelForm
+from peer.records import Criterion, ModelParts
 from peer.run.plan import (
     algorithm_spec,
     averaging_rate,
@@ -105,7 +105,7 @@ class PeerTrainer(LocalSteps, Protocol):
     def class_counts(self) -> tuple[int, ...]: ...
     def evaluate(self, z: FloatArray, split: Split = "test") -> Evaluation: ...
     def save_model(self, z: FloatArray, path: Path) -> None: ...
-    def model_parts(self) -> tuple[ModelForm, bytes] | None:
+    def model_parts(self) -> ModelParts | None:
         """See `train.model_file.model_parts`."""
         ...
 

@@ -27,13 +27,13 @@ from peer.config.options import TrainingOptions
 from peer.config.precision_choice import Precision
 from peer.errors import ConfigError, DataError, LocalProtocolError
 from peer.random import SHARED, Purpose, Stream, stream
-from peer.records import Criterion, ModelForm
+from peer.records import Criterion, ModelParts
 from peer.train.data import Classification
 from peer.train.evaluation import Evaluation, class_labels, evaluate_model
 from peer.train.label_adjustment import LabelAdjustment, deal_locally, training_loss
 from peer.train.learning_rate import learning_rates
 from peer.train.memory import aligned, open_device, own_memory_
-from peer.train.model_file import load_model_, model_parts, not_in_files, save_model, start_model, state_tensors
+from peer.train.model_file import load_model_, model_parts, not_in_files, save_model, start_model
 from peer.train.momentum import Momentum
 from peer.train.moving import FrozenParameters, buffers_kept, frozen_kept, matching, set_buffer_
 from peer.train.own_task import OwnTask, criteria_of, errors_of, inner_task
@@ -332,7 +332,7 @@ class Trainer:
             metadata = {"task": self.task.name, "layout": self.layout.digest}
             save_model(self._model, path, names=self._names_in_files(), metadata=metadata)
 
-    def model_parts(self) -> tuple[ModelForm, bytes] | None:
+    def model_parts(self) -> ModelParts | None:
         """See `train.model_file.model_parts`. To be called before training."""
         return model_parts(self._model, self._trained, names=self._names_in_files())
 
@@ -350,11 +350,11 @@ class Trainer:
         with GENERATOR, torch.random.fork_rng(devices=[]):
             model = make_model(self.task, "float32")
         with self._statistics(averaged):
-            state = {**self._model.state_dict(), **state_tensors(self._model)}
-        for name, buffer in dict(model.named_buffers()).items():
-            if name in state and state[name].shape != buffer.shape:
-                set_buffer_(model, name, state[name])
-        model.load_state_dict({name: state[name] for name in model.state_dict()})
+            state = self._model.state_dict()
+            for name, buffer in dict(model.named_buffers()).items():
+                if name in state and state[name].shape != buffer.shape:
+                    set_buffer_(model, name, state[name])
+            model.load_state_dict({name: state[name] for name in model.state_dict()})
         return model.eval()
 
     def in_precision(self, z: Vector, precision: Precision) -> torch.nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from peer.errors import DataError
-from peer.files import write_whole
-from peer.records import ModelForm
+from peer.files import replacing
+from peer.records import ModelForm, ModelParts
 from peer.wire.start_model import Entry, StartModel
 
 
@@ -38,14 +39,10 @@ def save_model(
 
 
 def state_tensors(model: torch.nn.Module, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors of the model's state_dict by name, each in memory of its own on the CPU."""
+    """Return the tensors of the model's state_dict by name; not copies."""
     state = model.state_dict()
     chosen = {name: state[name] for name in (state if names is None else names)}
-    return {name: _copied(each) for name, each in chosen.items() if isinstance(each, torch.Tensor)}
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().resolve_conj().resolve_neg().clone().contiguous()
+    return {name: each for name, each in chosen.items() if isinstance(each, torch.Tensor)}
 
 
 def model_parts(
@@ -54,11 +51,10 @@ def model_parts(
     *,
     private: Collection[str] = (),
     names: Collection[str] | None = None,
-) -> tuple[ModelForm, bytes] | None:
-    """Return the form of a model, and a safetensors file of what neither training nor a batch changes: frozen
-    parameters, under their own names, and states of modules; empty where there is nothing. `trained`, `private`: the
-    parameters that are exchanged, in the order of their vector, and those that are trained here alone. `names` as for
-    `save_model`.
+) -> ModelParts | None:
+    """Return the form of a model, and what neither training nor a batch changes: frozen parameters, under their own
+    names, and states of modules; not copies. `trained`, `private`: the parameters that are exchanged, in the order of
+    their vector, and those that are trained here alone. `names` as for `save_model`.
 
     None where the state_dict holds tensors that are neither parameters nor buffers: these may follow from parameters.
     """
@@ -78,22 +74,21 @@ def model_parts(
         without=tuple(name for name in tensors if name not in shown),
     )
     changing = {*trained, *private, *(name for name, _ in model.named_buffers())}
-    fixed = {entries[name]: _copied(each) for name, each in held.items() if entries[name] not in changing}
-    return form, save(fixed, metadata={"format": "pt"}) if fixed else b""
+    return form, {entries[name]: each for name, each in held.items() if entries[name] not in changing}
 
 
 def whole_model(
     form: ModelForm, vector: npt.NDArray[np.float32], beside: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the state_dict of a model at a vector, float32[n]; `beside`: everything else that it has, by name. Raises
-    KeyError for what is missing there."""
+    """Return the state_dict of a model at a vector, float32[n], in the memory of that; `beside`: everything else that
+    it has, by name. Raises KeyError for what is missing there."""
     sizes = [math.prod(shape) for shape in form.trained.values()]
     parts = zip(form.trained.items(), torch.split(torch.from_numpy(vector), sizes), strict=True)
     tensors = {**beside, **{name: part.view(shape) for (name, shape), part in parts}}
     known = {*form.entries.values(), *form.without}
     # Some buffers are made by a later batch.
     later = {name: name for name in beside if name not in known}
-    return {name: tensors[source].clone().contiguous() for name, source in {**form.entries, **later}.items()}
+    return {name: tensors[source] for name, source in {**form.entries, **later}.items()}
 
 
 def not_in_files(model: torch.nn.Module) -> list[str]:
@@ -114,7 +109,31 @@ def not_in_files(model: torch.nn.Module) -> list[str]:
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: Mapping[str, str]) -> None:
     """Write a safetensors file, beside the final name first."""
-    write_whole(path, save(dict(tensors), metadata=dict(metadata)))
+    with replacing(path) as beside, beside.open("wb") as file:
+        file.writelines(file_parts(tensors, metadata))
+
+
+def file_parts(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """Yield the pieces of a safetensors file: its header, then the memory of each tensor. What the library does in one
+    piece would take three times the memory of the model.
+
+    Tensors may share memory, have gaps, and lie on any device; those on the CPU without gaps are not copied.
+    """
+    # The library knows the names and the order of types; of each tensor it gets a form without rows.
+    bare = {name: each.new_empty((0, *each.shape[1:]) if each.ndim else ()) for name, each in tensors.items()}
+    whole = save(bare, metadata=dict(metadata))
+    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    names, end = [name for name in header if name != "__metadata__"], 0
+    for name in names:
+        start, end = end, end + tensors[name].nbytes
+        header[name]["data_offsets"] = [start, end]
+        header[name]["shape"][:1] = tensors[name].shape[:1]
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        plain = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
+        yield plain.reshape(-1).view(torch.uint8).numpy().data
 
 
 class TensorSlice(Protocol):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import nn
 
 from peer.errors import DataError
-from peer.train.model_file import load_model_, save_model, start_model
+from peer.train.model_file import file_parts, load_model_, save_model, start_model
 
 
 def small() -> nn.Module:
@@ -132,3 +133,22 @@ def test_half_precision_files_start_a_float32_model(tmp_path: Path):
     load_model_(model, tmp_path / "m.safetensors")
     assert model[3].weight.dtype == torch.float32
     assert torch.equal(model[3].weight, content["3.weight"].float())
+
+
+def test_the_pieces_of_a_file_are_the_bytes_that_the_library_writes():
+    tensors = {
+        "weight": torch.randn(5, 3),
+        "é": torch.tensor(3),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "empty": torch.zeros(3, 0),
+        "flag": torch.tensor([True, False]),
+        "complex": torch.randn(4, dtype=torch.complex64),
+        "wide": torch.ones(2, dtype=torch.float64),
+    }
+    metadata = {"format": "pt"}
+    assert b"".join(file_parts(tensors, metadata)) == save(tensors, metadata=metadata)
+    shared = tensors | {"turned": tensors["weight"].T, "tied": tensors["weight"], "conj": tensors["complex"].conj()}
+    copies = {name: each.resolve_conj().clone().contiguous() for name, each in shared.items()}
+    assert b"".join(file_parts(shared, metadata)) == save(copies, metadata=metadata)
+    pieces = [np.frombuffer(each, np.uint8) for each in file_parts({"weight": tensors["weight"]}, metadata)]
+    assert np.shares_memory(pieces[1], tensors["weight"].numpy())

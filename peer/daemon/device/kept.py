@@ -29,6 +29,7 @@ from peer.run.setup import PeerTrainer
 from peer.state.disk import Disk, replace, writing
 from peer.state.kept_file import CHOSEN_PRECISION, FROZEN_FILE, MODEL_FORM, KeptFile
 from peer.state.recovery import begin_anew, begun_round
+from peer.train.model_file import file_parts
 from peer.train.private_step import SECRET_BYTES, SECRET_FILE
 
 log = logging.getLogger("sotto")
@@ -170,5 +171,5 @@ def keep_model_form(trainer: PeerTrainer, disk: Disk) -> None:
     form, frozen = parts
     if frozen:
         with writing(disk.where(FROZEN_FILE)):
-            replace(disk, FROZEN_FILE, [frozen])
+            replace(disk, FROZEN_FILE, file_parts(frozen, {"format": "pt"}))
     MODEL_FORM.keep(disk, form)
