@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Protocol, cast, runtime_checkable
 
@@ -9,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.columns import Columns
+from peer.compress.float_types import own_type
 from peer.compress.layout import Layout
-from peer.compress.payload import Dense, FloatArray, LayerPayload, Payload, ValueType
+from peer.compress.payload import Dense, FloatArray, LayerPayload, Payload
 
 
 class Draws(Protocol):
@@ -69,21 +71,20 @@ def _is_all_at_once(kind: type) -> bool:
 
 
 def compress_layers(
-    compressor: Compressor, v: FloatArray, layout: Layout, draws: Draws, *, whole_below: int = 0
+    compressor: Compressor, v: FloatArray | Iterable[FloatArray], layout: Layout, draws: Draws, *, whole_below: int = 0
 ) -> Payload:
-    """Return the payload of every layer of the flat vector `v`.
+    """Return the payload of every layer of the flat vector `v`, or of layers that come one by one: each has to stay as
+    it is until the next one only.
 
     Layers of fewer than `whole_below` numbers are sent whole, in the float type of `v`: norm parameters and biases cost
     little and suffer most. Their cost is counted like any other.
     """
-    if whole_below == 0 and _is_all_at_once(type(compressor)):
+    if isinstance(v, np.ndarray) and whole_below == 0 and _is_all_at_once(type(compressor)):
         payload = cast(AllAtOnce, compressor).compress_all(v, layout, draws)
         if payload is not None:
             return payload
-    whole_type = ValueType.FLOAT64 if v.dtype == np.float64 else ValueType.FLOAT32
+    layers = (v[part] for part in layout.slices) if isinstance(v, np.ndarray) else v
     return tuple(
-        Dense(v[part].copy(), whole_type)
-        if part.stop - part.start < whole_below
-        else compressor.compress(v[part], layer, draws)
-        for layer, part in enumerate(layout.slices)
+        Dense(each.copy(), own_type(each)) if each.size < whole_below else compressor.compress(each, layer, draws)
+        for layer, each in enumerate(layers)
     )

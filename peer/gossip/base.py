@@ -171,7 +171,7 @@ class MomentumRule(Protocol):
     def needs_round(self) -> bool: ...
     @property
     def bounds_steps(self) -> bool: ...
-    def direction(self, gradient: FloatArray, z: FloatArray) -> FloatArray: ...
+    def direction_(self, gradient: FloatArray, z: FloatArray) -> FloatArray: ...
     def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None: ...
     def state(self) -> dict[str, npt.NDArray[Any]]: ...
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None: ...
@@ -182,7 +182,7 @@ class NoMomentum:
 
     needs_round = bounds_steps = False
 
-    def direction(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
+    def direction_(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
         return gradient
 
     def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
@@ -249,7 +249,7 @@ def named_state(momentum: MomentumRule) -> dict[str, npt.NDArray[Any]]:
 def restored_momentum(node: NodeContext, state: Mapping[str, npt.NDArray[Any]]) -> MomentumRule:
     """Return the momentum with the state that `named_state` put into the state of an algorithm."""
     momentum = node.momentum()
-    momentum.restore({k.removeprefix(_MOMENTUM): v for k, v in state.items() if k.startswith(_MOMENTUM)})
+    momentum.restore({k.removeprefix(_MOMENTUM): state[k] for k in state if k.startswith(_MOMENTUM)})
     return momentum
 
 

@@ -192,7 +192,7 @@ class Boundary:
                 algorithm.x -= x
                 algorithm.u -= u
                 algorithm.shrunk_(1.0 - share)
-        layers = whole(x, algorithm.node.layout)
+        layers = whole(x.copy(), algorithm.node.layout)
         return Message(MessageKind.GOSSIP, self._me, self._t, TRANSFER_PHASE, 1.0, u, layers)
 
     def _copies(self) -> Exchange | None:

@@ -67,7 +67,8 @@ class AllReduce(Algorithm):
         self._own: Payload = ()
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
-        self._t, self._rate, self._own = t, rate, whole(gradient, self.node.layout)
+        self._t, self._rate = t, rate
+        self._own = self.node.imposed.pop(t, ()) or whole(gradient, self.node.layout)
         self._others = other_members(self.node, t)
         share = 1.0 / (len(self._others) + 1)
         message = Message(MessageKind.GOSSIP, self.node.peer, t, mixing_weight=share, layers=self._own)
@@ -191,7 +192,7 @@ class ParameterServer(Algorithm):
             return Exchange({}, frozenset({self.server}), phase=1)
         check_inbox(inbox, self._workers, self._t, self.node.layout, may_lack=False)
         step_by_mean_(self.x, self.node, self._momentum, self._rate, self._own, inbox)
-        pulled = whole(self.x, self.node.layout)
+        pulled = whole(self.x.copy(), self.node.layout)
         if self._model_grid is not None:
             draws = SharedDraws(self.node.draw_source.draws(self._t))
             pulled = compress_layers(self._model_grid, self.x, self.node.layout, draws)
@@ -232,7 +233,7 @@ def step_by_mean_(
         add_scaled_(x, -rate / num_peers, mean)
         return
     mean /= mean.dtype.type(num_peers)
-    add_scaled_(x, -rate, momentum.direction(mean, x))
+    add_scaled_(x, -rate, momentum.direction_(mean, x))
 
 
 def _grids(node: NodeContext) -> tuple[Compressor, Compressor] | tuple[None, None]:

@@ -203,7 +203,7 @@ class Scsp(SparsePush):
         if self.wants_gradient(t):
             return super().begin(t, gradient, rate)
         self.error_memory.fill(0)
-        return self._send(t, whole(self.x, self.node.layout))
+        return self._send(t, whole(self.x.copy(), self.node.layout))
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         super().advance(inbox)

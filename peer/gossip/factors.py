@@ -87,14 +87,27 @@ class Factors:
         """Return A Qᵀ, or on side 1 P Aᵀ, of all layers of `factors: float[size[side]]`: float[n] of its type."""
         matrices = np.empty(self._layers[-1].part.stop, factors.dtype)
         for layer in self._layers:
-            factor, matrix = factors[layer.factor[side]], matrices[layer.part]
-            if layer.rank == 0:
-                matrix[:] = factor
-                continue
-            pair = factor.reshape(layer.rank, -1), basis[layer.basis[side]].reshape(layer.rank, -1)
-            columns, rows = reversed(pair) if side else pair
-            _add_outer_products(columns, rows, matrix.reshape(layer.shape))
+            self._multiply_out_(matrices[layer.part], layer, factors, basis, side)
         return matrices
+
+    def subtract_multiplied_out_(self, out: FloatArray, factors: FloatArray, basis: FloatArray, side: int) -> None:
+        """Subtract `multiply_out(factors, basis, side)` from `out: float[n]` in place; one layer of it is in memory at
+        once."""
+        for layer in self._layers:
+            matrix = np.empty(layer.part.stop - layer.part.start, factors.dtype)
+            self._multiply_out_(matrix, layer, factors, basis, side)
+            out[layer.part] -= matrix
+
+    def _multiply_out_(
+        self, matrix: FloatArray, layer: _Layer, factors: FloatArray, basis: FloatArray, side: int
+    ) -> None:
+        factor = factors[layer.factor[side]]
+        if layer.rank == 0:
+            matrix[:] = factor
+            return
+        pair = factor.reshape(layer.rank, -1), basis[layer.basis[side]].reshape(layer.rank, -1)
+        columns, rows = reversed(pair) if side else pair
+        _add_outer_products(columns, rows, matrix.reshape(layer.shape))
 
     def next_basis(self, factors: npt.NDArray[np.float64], side: int, draws: Draws) -> npt.NDArray[np.float64]:
         """Return orthonormal bases of the spans of a side's factors, onto which the other side projects next."""

@@ -181,10 +181,10 @@ class LowRank(Algorithm):
     def _step(self) -> None:
         t, side, basis = self._t, self._t % 2, self._basis
         assert basis is not None
-        self.error_memory -= self._factors.multiply_out(self._own.astype(self.x.dtype), basis, side)
+        self._factors.subtract_multiplied_out_(self.error_memory, self._own.astype(self.x.dtype), basis, side)
         mean = self._factors.multiply_out(self._mean.astype(self.x.dtype), basis, side)
         before = self.x.copy() if self._momentum.needs_round else self.x
-        add_scaled_(self.x, -self._rate, self._momentum.direction(mean, self.x))
+        add_scaled_(self.x, -self._rate, self._momentum.direction_(mean, self.x))
         self._momentum.after_round(before, self.x, self._rate)
         draws = self.node.draw_source.draws(t)
         self._basis = self._factors.next_basis(self._mean, side, draws).astype(self.x.dtype)

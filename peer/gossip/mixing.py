@@ -7,7 +7,7 @@ depends on the order of arrival. Weights are those that the senders told: column
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,9 @@ def debiased_step_rate(rate: float, push_weight: float, guard: float) -> float:
     return local_step_rate(rate, push_weight, guard) / push_weight
 
 
-def compress(node: NodeContext, t: int, v: FloatArray) -> Payload:
-    """Return `v` compressed by the node's compressor in round t, or its payload from before a crash."""
+def compress(node: NodeContext, t: int, v: FloatArray | Iterable[FloatArray]) -> Payload:
+    """Return `v` compressed by the node's compressor in round t, or its payload from before a crash. See
+    `compress_layers`."""
     imposed = node.imposed.pop(t, None)
     if imposed is not None:
         return imposed
@@ -66,12 +67,13 @@ def compress(node: NodeContext, t: int, v: FloatArray) -> Payload:
 
 
 def whole(v: FloatArray, layout: Layout) -> Payload:
-    """Return `v` as a payload that loses nothing."""
-    return tuple(whole_layer(v[part]) for part in layout.slices)
+    """Return `v` as a payload that loses nothing, in the memory of `v`."""
+    kind = ValueType.FLOAT64 if v.dtype == np.float64 else ValueType.FLOAT32
+    return tuple(Dense(v[part], kind) for part in layout.slices)
 
 
 def whole_layer(values: FloatArray) -> Dense:
-    """Return one layer as a payload that loses nothing."""
+    """Return a copy of one layer as a payload that loses nothing."""
     return Dense(values.copy(), ValueType.FLOAT64 if values.dtype == np.float64 else ValueType.FLOAT32)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,6 +54,8 @@ from peer.wire.message import Message, MessageKind, RepairWish
 
 CHECK_EVERY = 16
 """Rounds from one digest of copies to the next; it is taken after the difference of its round."""
+LARGE = 1 << 22
+"""Numbers of a vector that is compressed layer by layer rather than at once, to spare memory."""
 _KEPT = "replica.kept."
 """Prefix of the round in the names of a state's arrays."""
 
@@ -60,16 +63,18 @@ _KEPT = "replica.kept."
 class Replicas:
     """The copies x̂_j that one peer keeps of itself and of everyone it ever hears."""
 
-    def __init__(self, node: NodeContext, start: FloatArray) -> None:
-        """Let every copy start at `start` (zeros, or x₀ where the algorithm says so)."""
+    def __init__(self, node: NodeContext, x0: FloatArray, *, starts_at_x0: bool) -> None:
+        """Let every copy start at x₀, or at zeros, whose memory is not touched before a difference comes."""
         self._node = node
         self.senders = node.schedule.all_senders(node.peer)
         self.receivers = node.schedule.all_receivers(node.peer)
         self._shared = node.shared_copies
-        self.of: dict[int, FloatArray] = {
-            j: start.copy() if self._shared is None else self._shared.start(start)
-            for j in sorted({node.peer, *self.senders})
-        }
+
+        def start() -> FloatArray:
+            begun = x0.copy() if starts_at_x0 else np.zeros(x0.size, x0.dtype)
+            return begun if self._shared is None else self._shared.start(begun)
+
+        self.of: dict[int, FloatArray] = {j: start() for j in sorted({node.peer, *self.senders})}
         """Peer → its copy, float[n]. Not to be written to where copies are shared (`_writable`)."""
         self._rounds: dict[int, int] = dict.fromkeys(self.senders, 0)
         self._own_rounds = 0
@@ -210,7 +215,7 @@ class Replicas:
 
     def own_copy(self, t: int) -> Message:
         """Return the own copy as a message of round t that loses nothing."""
-        return Message(MessageKind.GOSSIP, self._node.peer, t, layers=whole(self.own, self._node.layout))
+        return Message(MessageKind.GOSSIP, self._node.peer, t, layers=whole(self.own.copy(), self._node.layout))
 
     def start_copy(self, message: Message) -> None:
         """Replace the copy by the sender's `own_copy`. Raises RemoteProtocolError."""
@@ -307,12 +312,12 @@ class Replicas:
         self._own_rounds = int(state.get("replica.own_rounds", [max(self._rounds.values(), default=0)])[0])
         prefix = "replica.whole."
         self._whole = {
-            int(name.removeprefix(prefix)): wire.decode(frame.tobytes(), self._node.layout)
-            for name, frame in state.items()
+            int(name.removeprefix(prefix)): wire.decode(state[name].tobytes(), self._node.layout)
+            for name in state
             if name.startswith(prefix)
         }
         # States of releases that kept nothing have none.
-        kept = {int(name.removeprefix(_KEPT)): copy for name, copy in state.items() if name.startswith(_KEPT)}
+        kept = {int(name.removeprefix(_KEPT)): state[name] for name in state if name.startswith(_KEPT)}
         self._kept = {t: restored_like(self.own, copy) for t, copy in kept.items()}
         self._digests = {}
 
@@ -335,11 +340,15 @@ class ReplicaAlgorithm(Algorithm):
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
-        self.replicas = Replicas(node, self.x if self.starts_at_x0 else np.zeros_like(self.x))
-        self._scratch = np.empty_like(self.x) if node.shared_copies is None else node.shared_copies.scratch(self.x)
-        """A vector like x that no other call relies on."""
+        self.replicas = Replicas(node, self.x, starts_at_x0=self.starts_at_x0)
         self._t = -1
         self._heard: dict[int, float] = {}
+
+    @cached_property
+    def _scratch(self) -> FloatArray:
+        """A vector like x that no other call relies on."""
+        shared = self.node.shared_copies
+        return np.empty_like(self.x) if shared is None else shared.scratch(self.x)
 
     def hears(self, t: int, sender: int) -> bool:
         schedule, me = self.node.schedule, self.node.peer
@@ -364,6 +373,19 @@ class ReplicaAlgorithm(Algorithm):
 
     def own_digests(self) -> tuple[int, Digests] | None:
         return self.replicas.own_digests
+
+    def _compress_difference_(self, t: int) -> Payload:
+        """Return q = C[x̃ − x̂] and bring the own copy up to date with it: x̂ ← x̂ + q."""
+        node, own = self.node, self.replicas.own
+        if self.x.size < LARGE:
+            payload = compress(node, t, np.subtract(self.x, own, out=self._scratch))
+        else:
+            # One layer after the other in the same memory.
+            slices, room = node.layout.slices, np.empty(max(node.layout.sizes), self.x.dtype)
+            layers = (np.subtract(self.x[p], own[p], out=room[: p.stop - p.start]) for p in slices)
+            payload = compress(node, t, layers)
+        self.replicas.apply_own_(t, payload)
+        return payload
 
     def compare_replica(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
         return self.replicas.compare(sender, round_, digests)
@@ -433,7 +455,7 @@ class ChocoSgd(ReplicaAlgorithm):
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -rate, gradient)
         self._t = t
-        payload = compress_difference_(self.node, t, self.x, self.replicas, self._scratch)
+        payload = self._compress_difference_(t)
         return Exchange(self.replicas.messages(t, payload), frozenset(self.replicas.senders))
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
@@ -500,7 +522,7 @@ class QuantSgp(ReplicaAlgorithm):
         if self._drift is not None:
             self._drift.step_(self.x, step)
         self._t = t
-        payload = compress_difference_(self.node, t, self.x, self.replicas, self._scratch)
+        payload = self._compress_difference_(t)
         messages = self.replicas.messages(t, payload, self.u, self.left_out)
         return Exchange(messages, frozenset(self.replicas.senders))
 
@@ -549,14 +571,6 @@ class QuantSgp(ReplicaAlgorithm):
         super().restore(state)
         if self._drift is not None:
             self._drift.restore(state)
-
-
-def compress_difference_(node: NodeContext, t: int, x: FloatArray, replicas: Replicas, scratch: FloatArray) -> Payload:
-    """Return q = C[x̃ − x̂] and bring the own copy up to date with it: x̂ ← x̂ + q. Overwrites `scratch`."""
-    np.subtract(x, replicas.own, out=scratch)
-    payload = compress(node, t, scratch)
-    replicas.apply_own_(t, payload)
-    return payload
 
 
 def add_replicas_(

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from peer.compress.decompress import add_dense_
 from peer.compress.layout import Layout
 from peer.config.options import TrainingOptions
 from peer.config.precision_choice import Precision
@@ -53,6 +54,8 @@ Split: TypeAlias = Literal["test", "holdout", "train"]
 
 _ADJUSTED = "label_adjustment"
 """Name of the entry of a state."""
+_LARGE = 1 << 20
+"""Numbers from which a model has its gradient flattened part by part, which takes a little longer with many parts."""
 _TRIED = 8
 """Samples of the evaluation that tries an own task."""
 
@@ -197,10 +200,10 @@ class Trainer:
         gradient, loss = self._step_gradient(z, t, 0)
         total = self._direction(gradient, z)
         if steps > 1:
-            total, moved = total.copy(), z
+            total, moved = total.copy(), z.copy()
             direction = total
             for local in range(1, steps):
-                moved = moved - np.float32(z_step) * direction
+                add_dense_(moved, direction, -z_step)
                 gradient, local_loss = self._step_gradient(moved, t, local)
                 direction = self._direction(gradient, moved)
                 total += direction
@@ -297,13 +300,13 @@ class Trainer:
         options ask for it by more than "auto".
         """
         prefix = "momentum."
-        momentum = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        momentum = {k.removeprefix(prefix): state[k] for k in state if k.startswith(prefix)}
         for name in ("m", "v"):
             if name in momentum and momentum[name].shape != (self.layout.size,):
                 raise ValueError(f"momentum {name} has shape {momentum[name].shape}, expected ({self.layout.size},)")
         self._momentum.restore(momentum)
         buffers, frozen = (
-            {k.removeprefix(part): torch.from_numpy(np.array(v)) for k, v in state.items() if k.startswith(part)}
+            {k.removeprefix(part): torch.from_numpy(np.array(state[k])) for k in state if k.startswith(part)}
             for part in ("buffer.", "frozen.")
         )
         for name, _ in self._model.named_buffers():
@@ -402,9 +405,33 @@ class Trainer:
         self._load(z)
         loss = self.batch_loss(t, local=local)
         with errors_of(self.task):
-            parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
-        torch.cat([part.reshape(-1) for part in parts], out=self._flat_gradient)
+            if self.layout.size < _LARGE:
+                parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+                torch.cat([part.reshape(-1) for part in parts], out=self._flat_gradient)
+            else:
+                self._differentiate(loss)
         return self._flat_gradient.cpu().numpy(), float(loss.detach())
+
+    def _differentiate(self, loss: torch.Tensor) -> None:
+        """Write the gradient of a loss into the flat one, part by part as each becomes known, so that no second
+        gradient exists."""
+        parts = torch.split(self._flat_gradient, self._sizes)
+        missing = {id(parameter): part for parameter, part in zip(self._parameters, parts, strict=True)}
+
+        def take(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            missing.pop(id(parameter)).view(parameter.shape).copy_(parameter.grad)
+            parameter.grad = None
+
+        parameters: list[Any] = self._parameters  # torch gives the method no type.
+        hooks = [each.register_post_accumulate_grad_hook(take) for each in parameters]
+        try:
+            torch.autograd.backward(loss, inputs=self._parameters)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for part in missing.values():
+            part.zero_()
 
     def batch_loss(self, t: int, module: torch.nn.Module | None = None, *, local: int = 0) -> torch.Tensor:
         """Return the mean loss of one batch of round t at the parameters that the model holds, to be differentiated.
@@ -420,9 +447,14 @@ class Trainer:
         return loss
 
     def _direction(self, gradient: Vector, z: Vector) -> Vector:
-        """Return G of one step. It is weighted behind the momentum: Adam's does not depend on the gradient's scale."""
-        direction = self._momentum.direction(gradient, z)
-        return direction if self._step_weight == 1.0 else np.float32(self._step_weight) * direction
+        """Return G of one step, which may take the memory of the gradient. It is weighted behind the momentum: Adam's
+        does not depend on the gradient's scale."""
+        direction = self._momentum.direction_(gradient, z)
+        return (
+            direction
+            if self._step_weight == 1.0
+            else np.multiply(direction, np.float32(self._step_weight), out=gradient)
+        )
 
     def _load(self, z: Vector) -> None:
         """Copy z into the trained parameters."""
@@ -462,8 +494,8 @@ class Trainer:
 
 def kept_beside(state: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
     """Return the buffers and the frozen parameters that have moved, by name, in a result of `Trainer.state`."""
-    beside = {name: each for name, each in state.items() if name.startswith(("buffer.", "frozen."))}
-    return {name.partition(".")[2]: torch.from_numpy(np.array(each)) for name, each in beside.items()}
+    beside = [name for name in state if name.startswith(("buffer.", "frozen."))]
+    return {name.partition(".")[2]: torch.from_numpy(np.array(state[name])) for name in beside}
 
 
 def make_momentum(options: TrainingOptions) -> Momentum:

@@ -20,6 +20,9 @@ from peer.errors import ConfigError
 
 KINDS = ("none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam")
 
+_BLOCK = 1 << 15
+"""Numbers whose squares are in memory at once."""
+
 
 class Momentum:
     """The momentum of one peer."""
@@ -58,6 +61,12 @@ class Momentum:
     def bounds_steps(self) -> bool:
         """Whether a direction has a length of its own, however long the gradients are."""
         return self.kind == "adam"
+
+    def direction_(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
+        """Return `direction(gradient, z)`; it takes the memory of the gradient if it needs any."""
+        self._direction = gradient
+        found, self._direction = self.direction(gradient, z), None
+        return found
 
     def direction(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
         """Return G for the gradient at `z`, both float[n]. Neither is changed; G is good until the next call."""
@@ -105,10 +114,6 @@ class Momentum:
         add_dense_(m, z_before, share)
         add_dense_(m, z_after, -share)
 
-    def free_scratch(self) -> None:
-        """Let go of the memory of the last direction, which is made anew by the next one."""
-        self._direction = None
-
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state that must survive a crash: the kind's moments, and Adam's number of steps."""
         vectors = {"m": self._m, "v": self._v}
@@ -122,7 +127,7 @@ class Momentum:
         self._v = np.array(state["v"], copy=True) if "v" in state else None
 
     def _scratch(self, values: FloatArray) -> FloatArray:
-        """Return the reused buffer of the direction, holding `values`."""
+        """Return the buffer of the direction, holding `values`."""
         if self._direction is None or self._direction.dtype != values.dtype:
             self._direction = values.copy()
         elif self._direction is not values:
@@ -138,7 +143,9 @@ class Momentum:
         m *= dtype(self.beta)
         add_dense_(m, g, 1.0 - self.beta)
         v *= dtype(self.beta2)
-        add_dense_(v, g * g, 1.0 - self.beta2)
+        for start in range(0, g.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            add_dense_(v[part], g[part] * g[part], 1.0 - self.beta2)
         result = self._scratch(v)
         result /= dtype(1.0 - self.beta2**self._steps)
         np.sqrt(result, out=result)

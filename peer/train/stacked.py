@@ -186,14 +186,12 @@ class StackedTrainer:
                 moved = moved - factor * direction
             gradient, local_losses = self._engine.gradients(moved, self._batch(t, local, group), t, local, group)
             # Momentum acts number by number, so that the peers of a group together are one long vector.
-            flat = momentum.direction(gradient.reshape(-1), moved.reshape(-1))
+            flat = momentum.direction_(gradient.reshape(-1), moved.reshape(-1))
             direction = flat.reshape(shape)
             losses += local_losses
             if steps > 1:
                 total = direction.copy() if total is None else np.add(total, direction, out=total)
         assert direction is not None
-        # Only groups whose steps are in use keep their directions.
-        momentum.free_scratch()
         return StackedStep(direction if total is None else total, losses / steps, steps * self.options.batch_size)
 
     def after_round(self, z_before: Matrix, z_after: Matrix, rate: float) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from peer import wire
 from peer.errors import RemoteProtocolError
+from peer.gossip import replicas
 from peer.gossip.replicas import CHECK_EVERY
 from peer.wire.message import Message, MessageKind, RepairWish
 from tests.gossip.drive import gossip, peers, ring, schedule_of
@@ -103,3 +105,20 @@ def test_what_no_honest_peer_sends_is_refused():
     (d2, *_others) = peers("sgp", schedule_of(ring(3)), np.zeros(4, np.float32))
     with pytest.raises(RemoteProtocolError, match="has none"):
         d2.check_repair(whole)
+
+
+@pytest.mark.parametrize("name", ["choco-sgd", "quant-sgp"])
+@pytest.mark.parametrize("whole_below", [0, 15])
+def test_differences_that_are_compressed_layer_by_layer_have_the_same_bytes(name, whole_below, monkeypatch):
+    found = []
+    for large in (1 << 22, 1):
+        monkeypatch.setattr(replicas, "LARGE", large)
+        x0 = np.random.default_rng(1).normal(size=(3, sum(SIZES))).astype(np.float32)
+        settings = SETTINGS[name] | {"compressor": ("top_k", {"fraction": 0.2, "value_bits": 4})}
+        algorithms = peers(name, schedule_of(ring(3)), x0, sizes=SIZES, whole_below=whole_below, **settings)
+        sent = []
+        for t in range(3):
+            exchange = algorithms[0].begin(t, np.full(sum(SIZES), 0.1, np.float32), 0.1)
+            sent += [wire.encode(message, algorithms[0].node.layout) for message in exchange.sends.values()]
+        found.append((sent, algorithms[0].replicas.own.tobytes()))
+    assert found[0] == found[1]

@@ -11,6 +11,7 @@ from torch import nn
 
 from peer.config.options import TrainingOptions
 from peer.errors import ConfigError, DataError, LocalProtocolError
+from peer.train import local_step
 from peer.train.data import Classification, TensorData
 from peer.train.local_step import Trainer, Vector
 from peer.train.memory import ALIGNMENT
@@ -64,6 +65,37 @@ def test_vector_and_module_hold_the_same_numbers():
     trainer.evaluate(z)
     for part, parameter in zip(trainer.layout.slices, trainer.model.parameters(), strict=True):
         assert np.array_equal(z[part], parameter.detach().numpy().reshape(-1))
+
+
+class Tied(nn.Module):
+    """Has a weight that is used twice, and one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle, self.first, self.last = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 3)
+
+    def forward(self, inputs):
+        return self.last(self.first(self.first(inputs).tanh()))
+
+
+@pytest.mark.parametrize("momentum", ["nesterov", "heavy-ball", "adam"])
+def test_a_gradient_that_is_flattened_part_by_part_has_the_same_bits(momentum, monkeypatch):
+    plain = points()
+    task = Classification(name="points", num_classes=3, model=Tied, train=plain.train, test=plain.test)
+
+    def trained() -> list[bytes]:
+        trainer = make_trainer(task, momentum=momentum, local_steps=3, weight_decay=0.01)
+        z, found = trainer.initial_vector(), []
+        for t in range(3):
+            g = trainer.gradient(z, t, 0.1, 0.1).gradient
+            z = z - np.float32(0.1) * g
+            found.append(g.tobytes())
+        assert all(parameter.grad is None for parameter in trainer.model.parameters())
+        return found
+
+    expected = trained()
+    monkeypatch.setattr(local_step, "_LARGE", 1)
+    assert trained() == expected
 
 
 def test_gradient_is_the_slope_of_the_loss_in_every_coordinate():

@@ -85,3 +85,15 @@ def test_restored_momentum_goes_on_bit_for_bit_in_float32(kind):
 def test_wrong_settings_are_named(settings, word):
     with pytest.raises(ConfigError, match=word):
         Momentum(**settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_direction_in_the_memory_of_the_gradient_has_the_same_bits(kind):
+    rng = np.random.default_rng(2)
+    one, other = Momentum(kind, weight_decay=0.01), Momentum(kind, weight_decay=0.01)
+    for g, z in rng.normal(size=(4, 2, 70_000)).astype(np.float32):
+        expected, given = one.direction(g, z).copy(), g.copy()
+        assert other.direction_(given, z).tobytes() == expected.tobytes()
+    # A momentum that is no direction itself puts it there, and keeps nothing of it.
+    direction = other.direction_(given, z)
+    assert direction is (other.state()["m"] if kind == "heavy-ball" else given)
