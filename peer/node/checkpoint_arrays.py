@@ -22,7 +22,28 @@ def grouped(**groups: Arrays) -> dict[str, npt.NDArray[Any]]:
 def group(arrays: Arrays, name: str) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of one group under their own names."""
     prefix = f"{name}/"
-    return {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): arrays[key] for key in arrays if key.startswith(prefix)}
+
+
+class Group(Mapping[str, npt.NDArray[Any]]):
+    """The arrays of one group under their own names, each taken when it is asked for: those of a checkpoint are then
+    not in memory all at once."""
+
+    def __init__(self, arrays: Arrays, name: str) -> None:
+        """`name` of the group."""
+        self._arrays, self._prefix = arrays, f"{name}/"
+
+    def __getitem__(self, item: str) -> npt.NDArray[Any]:
+        """Return an array of the group."""
+        return self._arrays[self._prefix + item]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return (key.removeprefix(self._prefix) for key in self._arrays if key.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        """Return the number of arrays."""
+        return sum(1 for _ in self)
 
 
 def joined(frames: Sequence[bytes]) -> npt.NDArray[np.uint8]:

@@ -33,7 +33,7 @@ from peer.gossip.session_state import SessionState
 from peer.gossip.value_bounds import excess
 from peer.node import membership_codec
 from peer.node.blame import blaming
-from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_does_not_fit
+from peer.node.checkpoint_arrays import Arrays, Group, group, grouped, refusing_what_does_not_fit
 from peer.node.divergence_guard import require_finite_loss, require_finite_model, require_sendable
 from peer.node.frame_account import Decode, FrameAccount, decode_from
 from peer.node.local_steps import LocalSteps, RecordedSteps, StepResult
@@ -89,9 +89,9 @@ class ParticipantState:
                 # The first releases wrote nothing of repairs and members: there were none.
                 replica_repairs=int(values.get("repairs", 0)),
                 changes=values.get("members", ()),
-                algorithm=group(arrays, "algorithm"),
-                buffer=group(arrays, "buffer"),
-                training=group(arrays, "training"),
+                algorithm=Group(arrays, "algorithm"),
+                buffer=Group(arrays, "buffer"),
+                training=Group(arrays, "training"),
                 budget=group(arrays, "budget"),
                 codes=group(arrays, "codes"),
             )

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from peer.compress.payload import FloatArray
 from peer.config.options import Config, load
 from peer.config.precision_choice import FASTEST, PrecisionChoice
 from peer.config.writer import write_resolved
@@ -46,6 +46,7 @@ from peer.records import PeerProgress, Progress
 from peer.run.plan import refuse_errors, refuse_own_data, validate_config
 from peer.run.setup import RunSetup
 from peer.run.summary import (
+    PeerState,
     average,
     compare_with_single_process,
     consensus,
@@ -54,7 +55,7 @@ from peer.run.summary import (
     finish_summary,
     note_precisions,
 )
-from peer.state.checkpoints import checkpoint_round, find_checkpoints, load_checkpoint
+from peer.state.checkpoints import StoredArrays, checkpoint_round, find_checkpoints, load_checkpoint
 from peer.state.disk import RealDisk, private_files, writing
 from peer.state.kept_file import CHOSEN_PRECISION
 from peer.state.metrics import LinkRecord, MetricsStore, Summary
@@ -337,14 +338,16 @@ class Cluster:
             self._fork_server.close()
             self._fork_server = None
 
-    def final_states(self) -> list[tuple[FloatArray, float]]:
-        """Return (x, u) of the newest checkpoint of every peer that stays to the end."""
-        states = []
+    def final_states(self) -> list[PeerState]:
+        """Return the states in the newest checkpoint of every peer that stays to the end."""
+        states: list[PeerState] = []
         for index in self.staying:
             checkpoint = load_checkpoint(find_checkpoints(self.state_folders[index])[-1])
             # A peer that was told to leave while the run went on has handed over its share.
             if not has_left(checkpoint.state, self.config, self.numbers[index], checkpoint.round):
-                states.append((checkpoint.arrays["algorithm/x"], float(checkpoint.arrays["algorithm/u"][0])))
+                assert isinstance(checkpoint.arrays, StoredArrays)
+                x, u = checkpoint.arrays.vector("algorithm/x"), checkpoint.arrays["algorithm/u"]
+                states.append((x, float(u[0])))
         return states
 
     def chosen_precisions(self) -> dict[str, PrecisionChoice]:
@@ -454,16 +457,19 @@ class Cluster:
                 members.append(index)
         return members
 
-    def evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> None:
-        """Record the consensus distance after `done` rounds and, with a task, the figures of the averaged model."""
-        record = consensus(done, [x / np.float32(u) for x, u in states])
+    def evaluate(self, done: int, states: Sequence[PeerState]) -> npt.NDArray[np.float32] | None:
+        """Record the consensus distance after `done` rounds and, with a task, the figures of the averaged model, which
+        is returned."""
+        record, z = consensus(done, states), None
         self.consensus_distance = record.consensus_distance
         self.central.put(record)
         if self.trainer is not None:
-            averaged = evaluation_record(-1, done, "test", self.trainer.evaluate(average(states), averaged=True))
+            z = average(states)
+            averaged = evaluation_record(-1, done, "test", self.trainer.evaluate(z, averaged=True))
             self.central.put(averaged)
             self.averaged_figure = averaged.figure(self.setup.criterion)
         self.central.flush()
+        return z
 
 
 def _save_average(directory: Path) -> None:
@@ -573,13 +579,13 @@ def up(
             ended = "stopped"  # By `sotto stop`, with which peers end well too.
         if ended == "completed":
             states = cluster.final_states()
-            cluster.evaluate(config.run.rounds, states)
+            z = cluster.evaluate(config.run.rounds, states)
             summary.parameters = states[0][0].size
-            if cluster.trainer is None:
+            if cluster.trainer is None or z is None:
                 _save_average(directory)
             else:
                 with writing("model.safetensors"):
-                    cluster.trainer.save_model(average(states), directory / "model.safetensors", averaged=True)
+                    cluster.trainer.save_model(z, directory / "model.safetensors", averaged=True)
         summary.ended, summary.seconds = ended, time.monotonic() - started
         if config.training.precision == FASTEST:
             note_precisions(summary, cluster.chosen_precisions())

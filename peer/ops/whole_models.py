@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from peer.errors import ConfigError, StateError
 from peer.library.parameters import kept_beside as kept_by_script
 from peer.records import ModelForm
 from peer.run.summary import average
-from peer.state.checkpoints import Checkpoint
+from peer.state.checkpoints import Checkpoint, StoredArrays, StoredVector
 from peer.state.disk import RealDisk
 from peer.state.kept_file import AVERAGE_FILE, FROZEN_FILE, MODEL_FORM
 from peer.train.local_step import kept_beside as kept_by_task
@@ -33,6 +33,8 @@ from peer.train.model_file import open_tensors
 Tensors = Mapping[str, torch.Tensor]
 
 MEAN = "mean"
+_BESIDE = ("training/buffer.", "training/frozen.", "training/script/script/")
+"""Prefixes of the arrays of a checkpoint that hold what a peer has beside the exchanged parameters."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class PeerModel:
     """What no round changes."""
     beside: Tensors
     """What the peer has beside the exchanged parameters, as far as that changes."""
-    x: npt.NDArray[np.float32]
+    x: StoredVector
     u: float
 
 
@@ -67,16 +69,18 @@ def read_model(
             f"{state}: the checkpoint holds a model that differs in shape from the one that {MODEL_FORM.name}, or the"
             " task, describes"
         )
-    training = {
-        name.removeprefix("training/"): each for name, each in checkpoint.arrays.items() if name.startswith("training/")
-    }
-    x, u = (_array(state, checkpoint, f"algorithm/{each}") for each in "xu")
+    arrays = checkpoint.arrays
+    assert isinstance(arrays, StoredArrays)
+    training = {each.removeprefix("training/"): arrays[each] for each in arrays if each.startswith(_BESIDE)}
+    for each in ("algorithm/x", "algorithm/u"):
+        if each not in arrays:
+            raise StateError(f"{state}: the checkpoint contains no {each}")
     beside = kept_by_script(training) if is_script else kept_by_task(training)
     if is_script:
         # The checkpoint has what the script had when the last round began. What it ended with is in its model.
         ended = _tensors(state / "model.safetensors", rounds=checkpoint.round)
         beside |= {form.entries.get(entry, entry): each for entry, each in ended.items()}
-    return PeerModel(name, form, frozen, beside, x, float(u[0]))
+    return PeerModel(name, form, frozen, beside, arrays.vector("algorithm/x"), float(arrays["algorithm/u"][0]))
 
 
 def formed_after(state: Path) -> int | None:
@@ -176,12 +180,6 @@ def _mean_of(own: Sequence[Tensors], form: ModelForm) -> Tensors:
 
 def _mean(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack([each.double() for each in values]).sum(0) / len(values)
-
-
-def _array(state: Path, checkpoint: Checkpoint, name: str) -> npt.NDArray[Any]:
-    if name not in checkpoint.arrays:
-        raise StateError(f"{state}: the checkpoint contains no {name}")
-    return checkpoint.arrays[name]
 
 
 def _tensors(path: Path, *, rounds: int | None = None) -> dict[str, torch.Tensor]:

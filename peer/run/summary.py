@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,10 +17,16 @@ from peer.records import ACCURACY, Better
 from peer.run.machine import machine_facts
 from peer.run.plan import describe_messages
 from peer.run.setup import RunSetup
+from peer.state.checkpoints import StoredVector
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary, measured
 from peer.train.baseline import single_process
 from peer.train.evaluation import Evaluation
 from peer.train.partition import OwnSamples
+
+PeerState: TypeAlias = tuple[FloatArray | StoredVector, float]
+"""Numerator x and push-sum weight u of a peer. Vectors in files are read block by block."""
+_BLOCK = 1 << 20
+"""Numbers of a model that are in memory of each peer at once."""
 
 
 def describe_run(config: Config, setup: RunSetup, parameters: int, *, command: str = "") -> Summary:
@@ -66,22 +73,36 @@ def evaluation_record(peer: int, done: int, split: str, found: Evaluation) -> Ev
     )
 
 
-def average(states: Sequence[tuple[FloatArray, float]]) -> FloatArray:
-    """Return the averaged model Σ x_i / Σ u_i of numerators and push-sum weights, in the precision of the first."""
-    total = np.zeros(states[0][0].shape, dtype=np.float64)
-    for x, _ in states:
-        total += x
-    return (total / sum(u for _, u in states)).astype(states[0][0].dtype)
+def average(states: Sequence[PeerState]) -> FloatArray:
+    """Return the averaged model Σ x_i / Σ u_i, in the precision of the first."""
+    first, weight = states[0][0], sum(u for _, u in states)
+    averaged: FloatArray = np.empty(first.size, first.dtype)
+    for part in _blocks(first.size):
+        total = np.zeros(averaged[part].size)
+        for x, _ in states:
+            total += x[part]
+        averaged[part] = total / weight
+    return averaged
 
 
-def consensus(done: int, models: Sequence[FloatArray]) -> ConsensusRecord:
-    """Return the consensus distance (1/n) Σ ‖z_i − z̄‖₂ of the models after `done` rounds."""
-    mean = np.zeros(models[0].shape, dtype=np.float64)
-    for z in models:
-        mean += z
-    mean /= len(models)
-    distance = sum(float(np.linalg.norm(z - mean)) for z in models) / len(models)
-    return ConsensusRecord(round=done, consensus_distance=distance, model_norm=float(np.linalg.norm(mean)))
+def consensus(done: int, states: Sequence[PeerState]) -> ConsensusRecord:
+    """Return the consensus distance (1/n) Σ ‖z_i − z̄‖₂ of the models z = x / u after `done` rounds."""
+    squares, square_of_mean = np.zeros(len(states)), 0.0
+    for part in _blocks(states[0][0].size):
+        models = [x[part] / x.dtype.type(u) for x, u in states]
+        mean = np.zeros(models[0].size)
+        for z in models:
+            mean += z
+        mean /= len(models)
+        away = (z - mean for z in models)
+        squares += [float(each @ each) for each in away]
+        square_of_mean += float(mean @ mean)
+    distance = sum(map(float, np.sqrt(squares))) / len(states)
+    return ConsensusRecord(round=done, consensus_distance=distance, model_norm=float(np.sqrt(square_of_mean)))
+
+
+def _blocks(size: int) -> Iterator[slice]:
+    return (slice(begin, min(begin + _BLOCK, size)) for begin in range(0, size, _BLOCK))
 
 
 def finish_summary(

@@ -311,7 +311,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
     def _evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> None:
         models = _Models(states)
         averaged = average(states)
-        record = consensus(done, models)
+        record = consensus(done, [(z, 1.0) for z in models])
         self.last_consensus = record.consensus_distance
         of_average = self._evaluate_average(averaged)
         averaged_record = evaluation_record(-1, done, "test", of_average)

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
+import operator
 import os
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +26,14 @@ import xxhash
 from peer.errors import StateError, remedy
 from peer.foreign_values import parse_json
 from peer.state import disk as disks
-from peer.state.disk import Buffer, Disk, RealDisk, cannot_be_written, make_private
+from peer.state.disk import Buffer, Disk, Readable, RealDisk, cannot_be_written, make_private
 
 FORMAT = 2
 """Version of the file format, raised when an old file would be misunderstood; the changelog explains old files."""
 
 _MOST_HEADER_BYTES = 1 << 30
+_BLOCK_BYTES = 1 << 20
+"""Bytes of a file that are in memory at once while its checksum is taken."""
 
 _TYPES = {
     **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
@@ -58,6 +63,68 @@ class Checkpoint:
     arrays: Mapping[str, npt.NDArray[Any]]
 
 
+class StoredArrays(Mapping[str, npt.NDArray[Any]]):
+    """The arrays of a safetensors file. Each is read when it is asked for, into memory of its own, for as long as this
+    object lives, whatever becomes of the name of the file."""
+
+    def __init__(self, file: Readable, start: int, entries: Mapping[str, Mapping[str, Any]], name: str) -> None:
+        """`entries` of the file's header, which passed `_check_entries`; `start`: where the first array begins."""
+        self._file, self._start, self._entries, self._name = file, start, entries, name
+        weakref.finalize(self, file.close)
+
+    def __getitem__(self, item: str) -> npt.NDArray[Any]:
+        """Return an array, in memory of its own."""
+        return self.vector(item)[:].reshape(self._entries[item]["shape"])
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names, in the order of the file."""
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        """Return the number of arrays."""
+        return len(self._entries)
+
+    def __contains__(self, item: object) -> bool:
+        """Return whether there is an array of that name, without reading it."""
+        return item in self._entries
+
+    def vector(self, item: str) -> StoredVector:
+        """Return an array that is read in parts."""
+        entry = self._entries[item]
+        return StoredVector(self, _NUMPY[entry["dtype"]], math.prod(entry["shape"]), entry["data_offsets"][0])
+
+    def read(self, at: int, into: npt.NDArray[Any]) -> None:
+        """Fill a vector with what stands at a byte behind the header. Raises StateError."""
+        rest = into.view(np.uint8).data
+        try:
+            self._file.seek(self._start + at)
+            while rest:
+                if not (count := self._file.readinto(rest)):
+                    raise StateError(f"{self._name}: was cut off while it was read")
+                rest = rest[count:]
+        except OSError as error:
+            raise StateError(f"{self._name}: cannot be read as a checkpoint: {error.strerror}") from None
+
+
+class StoredVector:
+    """A vector in a file, of which slices of consecutive numbers are read when they are asked for."""
+
+    def __init__(self, arrays: StoredArrays, dtype: np.dtype[Any], size: int, at: int) -> None:
+        """`at`: the byte behind the header at which it begins."""
+        self._arrays, self.dtype, self.size, self._at = arrays, dtype, size, at
+
+    def __getitem__(self, part: slice) -> npt.NDArray[Any]:
+        """Return consecutive numbers, in memory of their own."""
+        begin, end, _ = part.indices(self.size)
+        values = np.empty(max(0, end - begin), self.dtype.newbyteorder("<"))
+        self._arrays.read(self._at + begin * self.dtype.itemsize, values)
+        return values.astype(self.dtype, copy=False)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Return all of it, for numpy."""
+        return self[:].astype(self.dtype if dtype is None else dtype, copy=False)
+
+
 class Checkpoints:
     """The checkpoints on one disk."""
 
@@ -85,10 +152,10 @@ class Checkpoints:
         """Return a checkpoint. Raises StateError if the file is damaged or of another format."""
         name = checkpoint_name(round_)
         try:
-            data = self._disk.read(name)
+            file = self._disk.reader(name)
         except OSError as error:
             raise StateError(f"{name}: cannot be read as a checkpoint: {error.strerror}") from None
-        return parse_checkpoint(data, name)
+        return parse_checkpoint(file, name)
 
     def newest(self) -> Checkpoint | None:
         """Return the newest checkpoint, or None if there is none. Raises StateError if it is damaged."""
@@ -120,7 +187,7 @@ class Checkpoints:
         checkpoint = self.load(kept[-1])
         if checkpoint.state.get("inbox"):
             disks.replace(self._disk, aside + name, [self._disk.read(name)])
-            self.save(replace(checkpoint, state={**checkpoint.state, "inbox": []}))
+            self.save(replace(checkpoint, state={**checkpoint.state, "inbox": []}, arrays=dict(checkpoint.arrays)))
         return kept[-1]
 
     def _kept(self) -> list[int]:
@@ -208,27 +275,41 @@ def read_description(path: Path) -> tuple[int, Mapping[str, Any]]:
 def load_checkpoint(path: Path) -> Checkpoint:
     """Return a checkpoint. Raises StateError if the file is damaged or of another format."""
     try:
-        data = path.read_bytes()
+        file = path.open("rb", buffering=0)
     except OSError as error:
         raise StateError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from None
-    return parse_checkpoint(data, str(path))
+    return parse_checkpoint(file, str(path))
 
 
-def parse_checkpoint(data: bytes, name: str) -> Checkpoint:
-    """Return the checkpoint that a file holds; its arrays have memory of their own. Raises StateError."""
+def parse_checkpoint(file: Readable, name: str) -> Checkpoint:
+    """Return the checkpoint that a file holds, with `StoredArrays`, which close the file. Raises StateError."""
     try:
-        if len(data) < 8 or (start := 8 + int.from_bytes(data[:8], "little")) > len(data):
+        return _parse(file, name)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _parse(file: Readable, name: str) -> Checkpoint:
+    try:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        begin = file.read(8)
+        if len(begin) < 8 or (start := 8 + int.from_bytes(begin, "little")) > size:
             raise ValueError("it is cut off")
-        header = _parsed(data[8:start])
+        header = _parsed(file.read(start - 8))
         metadata = header.pop("__metadata__", {})
         format_ = int(metadata.get("format", 0))
         if format_ != FORMAT:
             problem = "a later release wrote it" if format_ > FORMAT else "release 0.2 reads it, and writes this format"
             raise StateError(f"{name}: has format {format_}, but this release reads {FORMAT}; {problem}")
-        body = memoryview(data)[start:]
-        if metadata.pop("checksum") != _checksum({"__metadata__": metadata, **header}, [body]):
+        blocks = iter(lambda: file.read(_BLOCK_BYTES), b"")
+        if metadata.pop("checksum") != _checksum({"__metadata__": metadata, **header}, blocks):
             raise ValueError("its checksum does not match")
-        return Checkpoint(int(metadata["round"]), _state(metadata), arrays_of(header, body))
+        _check_entries(header, size - start)
+        return Checkpoint(int(metadata["round"]), _state(metadata), StoredArrays(file, start, header, name))
+    except OSError as error:
+        raise StateError(f"{name}: cannot be read as a checkpoint: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"{name}: cannot be read as a checkpoint: {error}") from None
 
@@ -248,18 +329,28 @@ def _state(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def arrays_of(entries: Mapping[str, Mapping[str, Any]], body: memoryview) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays that the entries of a safetensors header describe, in memory of their own. Raises KeyError,
     TypeError or ValueError if they do not fill the body."""
-    arrays, end = {}, 0
+    _check_entries(entries, len(body))
+    arrays = {}
     for item, entry in entries.items():
         first, last = entry["data_offsets"]
-        if first != end or not first <= last <= len(body):
-            raise ValueError("its arrays do not follow each other")
         # Copied into memory of our own: in the file an array starts at any multiple of its item size.
         values = np.frombuffer(body[first:last], _NUMPY[entry["dtype"]].newbyteorder("<"))
         arrays[item] = values.reshape(entry["shape"]).astype(_NUMPY[entry["dtype"]], copy=True)
-        end = last
-    if end != len(body):
-        raise ValueError("it is cut off" if end > len(body) else "something follows its arrays")
     return arrays
+
+
+def _check_entries(entries: Mapping[str, Mapping[str, Any]], size: int) -> None:
+    end = 0
+    for entry in entries.values():
+        first, last = entry["data_offsets"]
+        if first != end or not first <= last <= size:
+            raise ValueError("its arrays do not follow each other")
+        count = math.prod(map(operator.index, entry["shape"]))
+        if min(entry["shape"], default=0) < 0 or count * _NUMPY[entry["dtype"]].itemsize != last - first:
+            raise ValueError("the shape of an array is not that of its bytes")
+        end = last
+    if end != size:
+        raise ValueError("it is cut off" if end > size else "something follows its arrays")
 
 
 def entries_of(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, dict[str, object]], list[memoryview]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import mmap
 import os
 import stat
@@ -26,6 +27,7 @@ from typing import Protocol, TypeAlias
 from peer.errors import StateError, remedy
 
 Buffer: TypeAlias = bytes | memoryview
+Readable: TypeAlias = io.FileIO | io.BytesIO
 
 _DIRECT_FROM_BYTES = 1 << 20
 """A new file of this size goes past the page cache. Only a starting peer reads a checkpoint, and filling fresh pages
@@ -69,6 +71,10 @@ class Disk(Protocol):
 
     def size(self, name: str) -> int: ...
     def read(self, name: str) -> bytes: ...
+    def reader(self, name: str) -> Readable:
+        """Open a file to read parts of it, as it is now."""
+        ...
+
     def create(self, name: str) -> Handle:
         """Open a new, empty file; one of that name is emptied."""
         ...
@@ -165,6 +171,10 @@ class RealDisk:
 
     def read(self, name: str) -> bytes:
         return (self.folder / name).read_bytes()
+
+    def reader(self, name: str) -> io.FileIO:
+        """Open a file, without a buffer."""
+        return (self.folder / name).open("rb", buffering=0)
 
     def create(self, name: str) -> RealHandle:
         return RealHandle(self.folder / name, os.O_CREAT | os.O_TRUNC)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -56,6 +57,9 @@ class FailingDisk:
 
     def read(self, name: str) -> bytes:
         return bytes(self._inode(name).data)
+
+    def reader(self, name: str) -> io.BytesIO:
+        return io.BytesIO(self.read(name))
 
     def create(self, name: str) -> FailingHandle:
         self.happens(f"create {name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from peer.errors import StateError
 from peer.state.checkpoints import (
     Checkpoint,
     StateFolder,
+    StoredArrays,
     checkpoint_name,
     find_checkpoints,
     load_checkpoint,
@@ -52,6 +54,24 @@ def test_arrays_of_every_kind_and_shape_come_back(tmp_path: Path) -> None:
     for name, array in arrays.items():
         assert (loaded[name].dtype, loaded[name].shape) == (array.dtype, array.shape)
         assert loaded[name].tobytes() == array.tobytes()
+
+
+def test_an_array_is_read_when_it_is_asked_for_and_in_parts(tmp_path: Path) -> None:
+    x = np.arange(9, dtype=np.float32)
+    path = tmp_path / StateFolder(tmp_path).checkpoints.save(Checkpoint(1, {}, {"a": np.zeros(5, np.int16), "x": x}))
+    arrays = load_checkpoint(path).arrays
+    assert isinstance(arrays, StoredArrays)
+    vector = arrays.vector("x")
+    assert (vector.size, vector.dtype) == (9, np.float32)
+    assert vector[2:5].tolist() == [2.0, 3.0, 4.0]
+    assert vector[7:20].tolist() == [7.0, 8.0]
+    assert np.array_equal(np.asarray(vector), x)
+    path.rename(tmp_path / "set-aside")
+    assert np.array_equal(arrays["x"], x)
+    with (tmp_path / "set-aside").open("r+b") as file:
+        file.truncate(path.with_name("set-aside").stat().st_size - 4)
+    with pytest.raises(StateError, match="was cut off while it was read"):
+        _ = arrays["a"]
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -210,7 +230,7 @@ def test_no_flipped_bit_passes_for_a_checkpoint(tmp_path: Path) -> None:
         damaged = bytearray(whole)
         damaged[position // 8] ^= 1 << position % 8
         with pytest.raises(StateError):
-            parse_checkpoint(bytes(damaged), "damaged")
+            parse_checkpoint(io.BytesIO(damaged), "damaged")
 
 
 def test_what_a_checkpoint_says_is_read_without_its_arrays(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ class Killer:
 
     def models(self) -> list[bytes]:
         """Return the bits of every peer's x and u at the end."""
-        return [x.tobytes() + repr(u).encode() for x, u in self.cluster.final_states()]
+        return [x[:].tobytes() + repr(u).encode() for x, u in self.cluster.final_states()]
 
     def _kill_if_due(self, rounds: list[int], now: float) -> None:
         while self._waiting:

@@ -16,6 +16,7 @@ call, and where an interface changes, these alone change here.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import sys
 from abc import ABC, abstractmethod
@@ -136,6 +137,9 @@ class Disk:
 
     def read(self, name: str) -> bytes:
         return bytes(self.file(name))
+
+    def reader(self, name: str) -> io.BytesIO:
+        return io.BytesIO(self.read(name))
 
     def create(self, name: str) -> Handle:
         self.happens("create", name)

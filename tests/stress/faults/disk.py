@@ -8,6 +8,7 @@ zeros; of the folder's entries those up to some instant since the folder was syn
 from __future__ import annotations
 
 import errno
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,6 +82,9 @@ class VirtualDisk:
 
     def read(self, name: str) -> bytes:
         return bytes(self._file(name).content)
+
+    def reader(self, name: str) -> io.BytesIO:
+        return io.BytesIO(self.read(name))
 
     @property
     def used_bytes(self) -> int:
