@@ -52,6 +52,7 @@ from peer.records import ACCURACY, RoundRecord
 from peer.run.plan import refuse_errors, validate_config
 from peer.state.disk import private_files, writing
 from peer.terminal import command
+from peer.train.memory import give_back_freed
 from peer.train.threads import use_one_thread
 
 log = logging.getLogger("sotto")
@@ -177,6 +178,7 @@ class Daemon:
         self.neighbors.connect(transport)
         self._open_exporter()
         await transport.start()
+        give_back_freed()
         log.info(
             "%s listens on port %s, others dial %s, %d neighbours, round %d of %d",
             self.local.name,

@@ -1,0 +1,29 @@
+"""Where the tensors of a model lie."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from peer.train.memory import ALIGNMENT, own_memory_
+
+
+def test_only_tensors_that_torch_did_not_make_alone_get_other_memory() -> None:
+    whole = torch.arange(24.0)
+    model = nn.Module()
+    model.plain = nn.Parameter(torch.randn(3, 4))
+    model.view = nn.Parameter(whole[1:13].view(3, 4))
+    model.turned = nn.Parameter(torch.randn(4, 3).T)
+    model.foreign = nn.Parameter(torch.from_numpy(whole.numpy()[12:].copy()))
+    model.one, model.other = nn.Parameter(whole), nn.Parameter(whole)
+    model.register_buffer("kept", torch.ones(2))
+    before = {name: (each.data_ptr(), each.detach().clone()) for name, each in model.state_dict().items()}
+    own_memory_(model, torch.device("cpu"))
+    after = model.state_dict()
+    assert {name for name, each in after.items() if each.data_ptr() == before[name][0]} <= {"plain", "kept", "one"}
+    assert after["plain"].data_ptr() == before["plain"][0]
+    assert len({each.untyped_storage().data_ptr() for each in after.values()}) == len(after)
+    for name, each in after.items():
+        assert each.data_ptr() % ALIGNMENT == 0
+        assert torch.equal(each, before[name][1])
+        assert each.untyped_storage().nbytes() == each.nbytes
