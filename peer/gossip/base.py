@@ -103,6 +103,8 @@ class AlgorithmSpec:
     mixes_after_step: bool = False
     """Averages whole models that have taken their step, so that on a complete graph all hold one at the end of a
     round."""
+    mixes_before_step: bool = False
+    """Averages the models of the round before, so that at the end of a round each is off by its whole local step."""
     final_rounds: bool = False
     """Its last rounds average in full precision and have no local step."""
     grows_what_it_sends: bool = False

@@ -74,6 +74,7 @@ class DPsgd(Algorithm):
         tolerates_late=True,
         time_varying=True,
         changes_members=True,
+        mixes_before_step=True,
         robust_mixing=True,
     )
 

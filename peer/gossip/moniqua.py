@@ -139,6 +139,7 @@ class Moniqua(_ModuloAlgorithm):
         source="Lu and De Sa 2020, Moniqua, Algorithm 1 and Theorems 2 and 3",
         graph=GraphNeed.DOUBLY,
         compresses=True,
+        mixes_before_step=True,
         modulo=True,
         changes_members=True,
     )

@@ -39,6 +39,7 @@ class NaiveQuantized(Algorithm):
         needs_unbiased=True,
         time_varying=True,
         changes_members=True,
+        mixes_before_step=True,
         uses_averaging_rate=False,
         forgets_errors=True,
     )

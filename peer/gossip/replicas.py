@@ -616,6 +616,7 @@ class DcdPsgd(ReplicaAlgorithm):
         needs_unbiased=True,
         changes_members=True,
         uses_averaging_rate=False,
+        mixes_before_step=True,
         memory=Memory.REPLICAS,
         robust_mixing=True,
     )
@@ -656,6 +657,7 @@ class EcdPsgd(ReplicaAlgorithm):
         changes_members=True,
         uses_averaging_rate=False,
         grows_what_it_sends=True,
+        mixes_before_step=True,
         memory=Memory.REPLICAS,
     )
 

@@ -664,8 +664,15 @@ def _local_steps_allowed(plan: RuleInput) -> Iterator[Objection]:
     if plan.local_steps > 1 and not plan.spec.local_steps:
         yield _error(
             "training.local_steps",
-            f"{plan.spec.name} exchanges after every gradient step; set training.local_steps = 1, or use d-psgd or sgp,"
-            " which allow more",
+            f"{plan.spec.name} exchanges after every gradient step; set training.local_steps = 1, or use sgp, which"
+            " allows more",
+        )
+    elif plan.local_steps > 1 and plan.spec.mixes_before_step and plan.num_peers > 1:
+        yield _warning(
+            "training.local_steps",
+            f"{plan.spec.name} averages the models as they were before the round's {plan.local_steps} steps, so that"
+            f" all of these part the peers; use {DIRECTED_ALTERNATIVES[plan.spec.name]}, which averages after them, or"
+            " one step a round",
         )
 
 

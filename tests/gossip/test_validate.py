@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from peer import compress, gossip
@@ -13,6 +14,7 @@ from peer.gossip.base import AlgorithmSpec, GraphNeed
 from peer.gossip.options import RobustMixing
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.validate import Objection, RuleInput, long_run_rate, short_run_rate
+from tests.gossip import drive
 
 SPECS = {name: cls.spec for name, cls in gossip.ALGORITHMS.items()}
 
@@ -475,8 +477,27 @@ def test_local_steps_are_refused_where_every_gradient_travels():
     for name, kind, compressor in (("allreduce", "complete", NONE), ("parameter-server", "star", QSGD_8)):
         findings = check(SPECS[name], graph(kind), compressor, local_steps=4)
         assert "local_steps = 1" in found("error", "training.local_steps", findings)
-    assert check(SPECS["d-psgd"], graph(), NONE, local_steps=4) == []
+    assert check(SPECS["sgp"], graph(), NONE, local_steps=4) == []
     assert check(SPECS["low-rank"], graph("complete"), NONE, local_steps=4) == []
+
+
+MIXING = [name for name in SPECS if SPECS[name].graph in (GraphNeed.COLUMN, GraphNeed.DOUBLY)]
+
+
+@pytest.mark.parametrize("name", [name for name in MIXING if not SPECS[name].asynchronous])
+def test_several_steps_are_warned_of_where_they_part_the_peers(name):
+    """Peers that begin alike, take other steps and hear all others hold one model after the round, or are parted."""
+    if SPECS[name].needs_unbiased:
+        compressor = "grid", {"step": 1e-4}
+    else:
+        compressor = ("modulo", {"bits": 16}) if SPECS[name].modulo else "none"
+    among_all = drive.schedule_of(np.full((4, 4), 0.25))
+    algorithms = drive.peers(name, among_all, np.zeros(3), compressor=compressor, theta=(1.0,))
+    drive.gossip(algorithms, 0, list(np.arange(12.0).reshape(4, 3)), 0.1)
+    are_parted = float(np.ptp([a.x / a.u for a in algorithms], axis=0).max()) > 0.5
+    _, compressor, settings = GOOD.get(name, ("ring", NONE, {}))
+    findings = check(SPECS[name], graph("complete"), compressor, local_steps=4, **settings)
+    assert any(each.key == "training.local_steps" for each in findings) == are_parted
 
 
 @pytest.mark.parametrize("name", sorted(SPECS))
