@@ -22,34 +22,46 @@ from peer.compress.payload import FloatArray, Levels, Payload
 BlockFloat: TypeAlias = tuple[Levels, Levels]
 """The exponents of the spans, in 8 bits each, and the codes of all numbers."""
 Sizes: TypeAlias = npt.NDArray[np.int64]
+Exponents: TypeAlias = npt.NDArray[np.int64]
 
 _EXPONENT_BITS = 8
 _LOWEST = -(1 << (_EXPONENT_BITS - 1))
 """A span whose exponent would be lower is rounded to multiples of 2^_LOWEST."""
 
 
-def encode(values: FloatArray, sizes: Sizes, bits: int, layer: int = 0) -> BlockFloat:
+def encode(
+    values: FloatArray, sizes: Sizes, bits: int, layer: int = 0, *, least: Exponents | None = None
+) -> BlockFloat:
     """Return `values: float[n]`, spans of `sizes: int64[spans]` with no empty one, in codes of `bits` bits, 2 to 16.
 
-    Raises NotFiniteError, naming the layer, for values that are not finite or beyond the exponents.
+    `least`: int64[spans], exponents below which none is chosen. Raises NotFiniteError, naming the layer, for values
+    that are not finite or beyond the exponents.
     """
+    powers = exponents(values, sizes, bits, layer)
+    if least is not None:
+        powers = np.maximum(powers, least)
+    codes = np.rint(values * np.repeat(np.ldexp(1.0, -powers), sizes))
+    return _levels(powers, _EXPONENT_BITS), _levels(codes, bits)
+
+
+def exponents(values: FloatArray, sizes: Sizes, bits: int, layer: int = 0) -> Exponents:
+    """Return the smallest exponents with which the spans fit, int64[spans]. Raises as `encode` does."""
     largest = np.maximum.reduceat(np.abs(values), _starts(sizes)).astype(np.float64)
     if not np.isfinite(max_magnitude(values)):
         raise not_finite(layer)
-    mantissas, exponents = np.frexp(largest)
+    mantissas, powers = np.frexp(largest)
     # The largest code is 2^(bits−1) − 1: mantissas just below 1 need one power more.
-    exponents = exponents - (bits - 1) + (mantissas > 1.0 - 2.0 ** (1 - bits))
-    exponents = np.where(largest == 0.0, _LOWEST, np.maximum(exponents, _LOWEST))
-    if int(exponents.max()) > -_LOWEST - 1:
+    powers = powers - (bits - 1) + (mantissas > 1.0 - 2.0 ** (1 - bits))
+    powers = np.where(largest == 0.0, _LOWEST, np.maximum(powers, _LOWEST))
+    if int(powers.max()) > -_LOWEST - 1:
         raise not_finite(layer)
-    codes = np.rint(values * np.repeat(np.ldexp(1.0, -exponents), sizes))
-    return _levels(exponents, _EXPONENT_BITS), _levels(codes, bits)
+    return powers
 
 
 def decode(block: BlockFloat, sizes: Sizes) -> npt.NDArray[np.float64]:
     """Return the values, float64[n], each of them exactly; a float32 holds them too unless they are denormal there."""
-    exponents, codes = map(_integers, block)
-    steps: npt.NDArray[np.float64] = np.repeat(np.ldexp(1.0, exponents), sizes)
+    powers, codes = map(integers, block)
+    steps: npt.NDArray[np.float64] = np.repeat(np.ldexp(1.0, powers), sizes)
     return codes * steps
 
 
@@ -81,8 +93,8 @@ def read(layers: Payload, bits: int) -> BlockFloat | None:
 
 def bound(block: BlockFloat) -> float:
     """Return a bound of |v| over all values: the largest code with the largest exponent."""
-    exponents, codes = map(_integers, block)
-    return float(np.ldexp(float(np.abs(codes).max(initial=0)), int(exponents.max(initial=_LOWEST))))
+    powers, codes = map(integers, block)
+    return float(np.ldexp(float(np.abs(codes).max(initial=0)), int(powers.max(initial=_LOWEST))))
 
 
 def _levels(integers: npt.NDArray[Any], bits: int) -> Levels:
@@ -96,7 +108,8 @@ def _has_form(levels: Levels, bits: int) -> bool:
     return parameters == (1.0, 1, -(1 << (bits - 1)), 1, bits)
 
 
-def _integers(levels: Levels) -> npt.NDArray[np.int64]:
+def integers(levels: Levels) -> npt.NDArray[np.int64]:
+    """Return the signed integers of exponents or codes."""
     return levels.codes.astype(np.int64) + levels.base
 
 

@@ -208,6 +208,10 @@ class AlgorithmOptions(Section):
     proportionally more bytes."""
     factor_bits: Annotated[int, Field(ge=2, le=16)] = 8
     """low-rank: bits per number of the factors."""
+    factor_exponents: Literal["vector", "layer"] = "vector"
+    """low-rank: what has to fit into `factor_bits`. vector: the largest number of each vector. layer: that of all
+    vectors of a layer, so that small ones take few bytes. New jobs begin with "layer"; set 2 bits more than with
+    "vector"."""
     theta: Literal["verified", "constant", "theorem"] = "verified"
     """Moniqua's choice of θ. verified: θ adapts, a hash checks each decoded message, and a failed one is repaired
     exactly. constant: `theta_value`. theorem: the bound of the paper's theorem."""
@@ -622,13 +626,15 @@ _ALWAYS_COUNTED: Mapping[str, str] = {
 """Shared options that the run digest has always held, by section. Every other one is part of it only where it is set: a
 configuration from before an option came keeps its digest."""
 
-NEW_JOBS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    DIGITS: {"algorithm": {"drift_correction": "auto"}, "compressor": {"fraction": 0.1}},
+NEW_JOBS: Mapping[tuple[str, str, Any], Mapping[str, Mapping[str, Any]]] = {
+    ("training", "task", DIGITS): {"algorithm": {"drift_correction": "auto"}, "compressor": {"fraction": 0.1}},
     # A script exchanges rarely, and who tries a folder of images trains briefly: each round has to say much.
-    **{job: {"graph": {"kind": "exponential"}, "compressor": {"fraction": 0.1}} for job in (OWN_LOOP, "image-folder")},
+    ("training", "task", OWN_LOOP): {"graph": {"kind": "exponential"}, "compressor": {"fraction": 0.1}},
+    ("training", "task", "image-folder"): {"graph": {"kind": "exponential"}, "compressor": {"fraction": 0.1}},
+    ("algorithm", "name", "low-rank"): {"algorithm": {"factor_exponents": "layer"}},
 }
-"""Task → settings, beside the defaults, of a job that begins without a file. Files that leave these keys unset, and
-runs under way, keep their meaning."""
+"""Section, key and its value → settings, beside the defaults, of a job that begins without a file. Files that leave
+these keys unset, and runs under way, keep their meaning."""
 
 SECTIONS: Mapping[str, type[Section]] = {
     "run": RunOptions,
@@ -665,8 +671,8 @@ def load(
 ) -> Config:
     """Return the checked configuration of a file with environment and `section.key=value` overrides applied.
 
-    Without a path the defaults are the base; with `new_job`, with what `NEW_JOBS` sets for the task. Raises
-    ConfigError that names file, key, value and the valid values.
+    Without a path the defaults are the base; with `new_job`, with what `NEW_JOBS` sets. Raises ConfigError that names
+    file, key, value and the valid values.
     """
     tree = read_toml(path) if path is not None else {}
     environment = os.environ if environment is None else environment
@@ -683,8 +689,10 @@ def load(
         sources[key] = "command line"
         _put(tree, key, _parse_value(text), source=sources[key])
     if path is None and new_job:
-        job = NEW_JOBS.get(tree.get("training", {}).get("task", DIGITS), {})
-        tree = {**tree, **{section: {**table, **tree.get(section, {})} for section, table in job.items()}}
+        asked = tree | {"training": {"task": DIGITS, **tree.get("training", {})}}
+        for (section, key, value), job in NEW_JOBS.items():
+            if asked.get(section, {}).get(key) == value:
+                tree |= {name: {**table, **tree.get(name, {})} for name, table in job.items()}
     return check(tree, file=str(path) if path is not None else None, sources=sources)
 
 

@@ -65,6 +65,10 @@ class Factors:
             )
         self.sizes = (np.array(sizes[0], np.int64), np.array(sizes[1], np.int64))
         """Lengths of the vectors of the factors of each side, int64[vectors]."""
+        self.layer_sizes = tuple(
+            np.array([each.factor[side].stop - each.factor[side].start for each in self._layers]) for side in (0, 1)
+        )
+        """Numbers of the factors of each side, int64[layers]."""
         self.size = (ends[0], ends[1])
         """Numbers of the factors of each side."""
         self.basis_size = (basis_ends[0], basis_ends[1])

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress import block_float
-from peer.compress.block_float import BlockFloat, Sizes
+from peer.compress.block_float import BlockFloat, Exponents, Sizes
 from peer.compress.payload import FloatArray, Levels
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import (
@@ -76,9 +76,10 @@ class LowRank(Algorithm):
     E_i ← M_i − c_i, where c_i is what peer i contributed to U, multiplied out: projected, and rounded by C.
 
     Layers without a basis (`factors`) are their own factor. C is block floating point, each vector of a factor with an
-    exponent of its own. The members share the numbers of the factors: in phase 0 everybody sends each owner its part,
-    and in phase 1 the owner tells everybody the sum, rounded by C again. The error of that rounding goes to the owner's
-    E, so that Σ c_j = n U and Σ E_j + n U = Σ M_j, but for rounding in the float type.
+    exponent of its own, or all vectors of a layer with the largest of them (`LowRankOptions`). The members share the
+    numbers of the factors: in phase 0 everybody sends each owner its part, and in phase 1 the owner tells everybody the
+    sum, rounded by C again. The error of that rounding goes to the owner's E, so that Σ c_j = n U and
+    Σ E_j + n U = Σ M_j, but for rounding in the float type.
 
     Momentum and weight decay act on U (`spec.momentum_of_mean`), so g is the plain gradient, or the sum of those of
     several local steps. If every owner tells all the same sum, all peers whose processors round alike hold one x, one
@@ -110,11 +111,14 @@ class LowRank(Algorithm):
         self.error_memory = np.zeros_like(self.x)
         self._factors = Factors(node.layout, node.low_rank.rank)
         self._bits = node.low_rank.bits
+        self._by_layer = node.low_rank.exponents == "layer"
         self._momentum = node.momentum()
         self._basis: FloatArray | None = None
         """Basis of the coming round; None if it is drawn."""
         self._t, self._rate, self._phase = -1, 0.0, 0
         self._awaits: frozenset[int] = frozenset()
+        self._least: Exponents | None = None
+        """The least exponents of the sums of the own part, if layers have one."""
         self._own: Vector = np.zeros(0)
         """This peer's contribution to the factors of the round."""
         self._mean: Vector = np.zeros(0)
@@ -133,15 +137,27 @@ class LowRank(Algorithm):
         self._own, self._mean = np.zeros(factors.size), np.zeros(factors.size)
         sends, others, shares = {}, self._others(t), self._shares(t)
         pieces = [shares.parts[owner][1] for owner in shares.owners]
-        encoded = block_float.encode(factors, np.concatenate(pieces), self._bits)
+        encoded = self._encode(factors, np.concatenate(pieces))
         for owner, block in zip(shares.owners, block_float.split(encoded, pieces), strict=True):
             part, sizes = shares.parts[owner]
             block = self._imposed(0, owner) or block
             self._own[part] = block_float.decode(block, sizes)
+            if owner == self.node.peer and self._by_layer:
+                # The own ones alone: with those of others, one that lies could have a sum rounded to nothing.
+                self._least = block_float.integers(block[0])
             if owner in others:
                 sends[owner] = self._message(block, len(others) + 1)
         self._awaits = frozenset(others if self.node.peer in self._owners(t) else ())
         return Exchange(sends, self._awaits)
+
+    def _encode(self, factors: FloatArray, pieces: Sizes) -> BlockFloat:
+        """Return all factors of the round in C, by pieces of vectors of so many numbers: int64[pieces]."""
+        if not self._by_layer:
+            return block_float.encode(factors, pieces, self._bits)
+        sizes = self._factors.layer_sizes[self._t % 2]
+        layers = np.searchsorted(np.cumsum(sizes), np.cumsum(pieces))
+        least = block_float.exponents(factors, sizes, self._bits)[layers]
+        return block_float.encode(factors, pieces, self._bits, least=least)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         self._check(inbox)
@@ -162,7 +178,7 @@ class LowRank(Algorithm):
         for _, message in in_sender_order(self.node.peer, inbox):
             total += self._own[part] if message is None else block_float.decode(_block(message), sizes)
         imposed = (self._imposed(1, other) for other in others)
-        block = next(filter(None, imposed), None) or block_float.encode(total, sizes, self._bits)
+        block = next(filter(None, imposed), None) or block_float.encode(total, sizes, self._bits, least=self._least)
         told = block_float.decode(block, sizes)
         self._own[part] -= total - told
         self._mean[part] = told / (len(inbox) + 1)

@@ -15,6 +15,10 @@ RobustRule: TypeAlias = Literal["clipped", "trimmed-mean"]
 """Rule that bounds the effect of a poisonous model on mixing: see `robust`."""
 
 
+FactorExponents: TypeAlias = Literal["vector", "layer"]
+"""What has one exponent in sums of low-rank factors."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModuloOptions:
     """Options of the algorithms that send modulo codes (Moniqua, on D² and in pairs as well)."""
@@ -58,6 +62,9 @@ class LowRankOptions:
     """Vectors of each factor, 1 or more."""
     bits: int = 8
     """Bits of each number that is sent, 2 to 16."""
+    exponents: FactorExponents = "vector"
+    """Whether each vector is rounded with an exponent of its own, or all vectors of a layer with the largest of them.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,7 @@ def weigh_parts(settings: Sequence[str], shapes: Sequence[tuple[int, ...]], num_
             layout=layout,
             draw_source=PhiloxSource(0, 0),
             compressor=compress.build("none"),
-            low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits),
+            low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits, exponents=options.factor_exponents),
         )
         algorithm = gossip.build(options.name, node, np.zeros(layout.size, np.float32))
         exchange = algorithm.begin(side, draws.standard_normal(layout.size, np.float32), 0.0)

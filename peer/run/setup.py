@@ -457,7 +457,7 @@ class RunSetup:
                 bits_between=self._bits_between,
             ),
             final=FinalRounds(count=final_rounds(self.config, self.schedule)),
-            low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits),
+            low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits, exponents=options.factor_exponents),
             robust=robust_mixing(self.config),
             momentum=partial(make_momentum, self.config.training) if self._momentum_of_mean else NoMomentum,
             server=ServerOptions(peer=options.server, model_bits=options.model_bits, model_range=options.model_range),

@@ -347,7 +347,9 @@ def parse_scenario(tree: object, file: str = "scenario") -> Scenario:
         whole_below=read.whole("whole_below", 0),
         server=_read_server(read),
         low_rank=LowRankOptions(
-            rank=read.whole("rank", 4, least=1), bits=read.whole("factor_bits", 8, least=2, most=16)
+            rank=read.whole("rank", 4, least=1),
+            bits=read.whole("factor_bits", 8, least=2, most=16),
+            exponents="layer" if tree.get("factor_exponents", "vector") == "layer" else "vector",
         ),
         seed=read.whole("seed", 0),
         expect=read.table("expect") if "expect" in tree else None,

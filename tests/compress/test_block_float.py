@@ -45,6 +45,15 @@ def test_no_number_is_off_by_more_than_half_of_its_power_of_two(drawn, bits: int
     assert np.abs(told).max() <= block_float.bound(block)
 
 
+def test_no_exponent_is_below_the_least() -> None:
+    values, sizes = np.array([1.0, 3.0, 100.0], np.float32), np.array([2, 1], np.int64)
+    assert block_float.exponents(values, sizes, 8).tolist() == [-5, 0]
+    block = block_float.encode(values, sizes, 8, least=np.array([1, -7]))
+    assert block_float.integers(block[0]).tolist() == [1, 0]
+    assert block_float.decode(block, sizes).tolist() == [0.0, 4.0, 100.0]
+    assert block_float.read(block, 8) is not None
+
+
 def test_what_fits_is_told_exactly() -> None:
     values = np.array([127.0, -127.0, 3.0, 0.0, 2.0**-40, 0.0], np.float32)
     sizes = np.array([4, 1, 1], np.int64)

@@ -297,7 +297,9 @@ def test_a_new_job_on_digits_corrects_drift_and_a_file_means_what_it_did(tmp_pat
         assert (brief.graph.kind, brief.compressor.fraction) == ("exponential", 0.1)
     changed = load(environment={"SOTTO_COMPRESSOR__FRACTION": "0.5"}, overrides=["compressor.bits=4"], new_job=True)
     assert (changed.compressor.fraction, changed.compressor.bits) == (0.5, 4)
-    (tmp_path / "peer.toml").write_text("[run]\nrounds = 5\n")
+    sums = load(environment={}, overrides=["algorithm.name=low-rank", "algorithm.rank=8"], new_job=True)
+    assert (sums.algorithm.factor_exponents, sums.algorithm.rank, sums.compressor.fraction) == ("layer", 8, 0.1)
+    (tmp_path / "peer.toml").write_text("[run]\nrounds = 5\n[algorithm]\nname = 'low-rank'\n")
     for old in (
         load(environment={}),
         load(tmp_path / "peer.toml", environment={}, new_job=True),
@@ -305,3 +307,4 @@ def test_a_new_job_on_digits_corrects_drift_and_a_file_means_what_it_did(tmp_pat
         load(environment={}, overrides=["training.task=loop"]),
     ):
         assert (old.algorithm.drift_correction, old.compressor.fraction) == (0.0, 0.02)
+        assert old.algorithm.factor_exponents == "vector"

@@ -127,14 +127,19 @@ def _low_rank_sum(s, m, factors, t):
         vectors.append([a[:, :, j] for j in range(rank)])
     flat = np.concatenate([v for layer in vectors for v in layer], axis=1)
     ends = np.cumsum([v.shape[1] for layer in vectors for v in layer])
-    size = flat.shape[1]
+    layer_ends = np.cumsum([sum(v.shape[1] for v in layer) for layer in vectors])
+    by_layer, size = s.get("factor_exponents") == "layer", flat.shape[1]
     owned = [size * i // n for i in range(n + 1)]
     cuts = np.unique([0, *ends, *owned])
     told, mean = np.zeros_like(flat), np.zeros(size)
     for low, high in pairwise(cuts):
         owner = next(i for i in range(n) if owned[i] <= low < owned[i + 1])
-        said = np.stack([_rounded(row[low:high], bits) for row in flat])
-        total = _rounded(said.sum(axis=0), bits)
+        layer, least = np.searchsorted(layer_ends, high), np.zeros(n)
+        if by_layer:
+            whole = slice(layer_ends[layer - 1] if layer else 0, layer_ends[layer])
+            least = [_power(row[whole], bits) for row in flat]
+        said = np.stack([_rounded(row[low:high], bits, each) for row, each in zip(flat, least, strict=True)])
+        total = _rounded(said.sum(axis=0), bits, least[owner])
         said[owner] -= said.sum(axis=0) - total
         told[:, low:high], mean[low:high] = said, total / n
     update, kept, at = np.zeros(m.shape[1]), m.copy(), 0
@@ -157,12 +162,18 @@ def _low_rank_sum(s, m, factors, t):
     return update, kept, after
 
 
-def _rounded(v, bits):
-    """Round to multiples of the smallest power of two of which 2^(bits−1) − 1 reach the largest number."""
+def _rounded(v, bits, least):
+    """Round to multiples of `_power`, or of `least` if that is larger."""
+    power = max(_power(v, bits), least)
+    return np.rint(v / power) * power
+
+
+def _power(v, bits):
+    """Return the smallest power of two of which 2^(bits−1) − 1 reach the largest number."""
     largest, power = np.abs(v).max(), 2.0**-128
     while largest > (2 ** (bits - 1) - 1) * power:
         power *= 2
-    return np.rint(v / power) * power
+    return power
 
 
 def _events(s):

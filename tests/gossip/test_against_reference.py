@@ -29,6 +29,8 @@ def _cases():
     )
     yield "low-rank", {**low_rank, "factor_bits": 3, "nodes": 7, "momentum": {"kind": "qg", "beta": 0.8}, "lr": 0.01}
     yield "low-rank", {"rank": 1, "factor_bits": 16}
+    yield "low-rank", {**low_rank, "factor_bits": 5, "factor_exponents": "layer"}
+    yield "low-rank", {**low_rank, "factor_exponents": "layer", "nodes": 7, "layers": [[6, 2, 5], [12, 7]]}
     yield "parameter-server", {"compressor": {"kind": "grid", "step": 0.07}, "draws": "node"}
     yield "parameter-server", {"compressor": {"kind": "sign"}, "momentum": {"kind": "heavy-ball"}, "lr": 0.01}
     yield "d-psgd", {"averaging_rate": 0.7}

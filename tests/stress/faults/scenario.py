@@ -367,7 +367,7 @@ class Scenario:
             ),
             final=FinalRounds(count=final),
             # With 2 bits this training diverges, with nobody to blame.
-            low_rank=LowRankOptions(rank=1, bits=self.seed % 6 + 3),
+            low_rank=LowRankOptions(rank=1, bits=self.seed % 6 + 3, exponents="layer" if self.seed % 2 else "vector"),
             momentum=partial(Momentum, ("none", "heavy-ball", "nesterov", "qg", "adam")[self.seed % 5]),
         )
         training = VirtualTraining(
