@@ -25,8 +25,8 @@ Sizes: TypeAlias = npt.NDArray[np.int64]
 Exponents: TypeAlias = npt.NDArray[np.int64]
 
 _EXPONENT_BITS = 8
-_LOWEST = -(1 << (_EXPONENT_BITS - 1))
-"""A span whose exponent would be lower is rounded to multiples of 2^_LOWEST."""
+LOWEST = -(1 << (_EXPONENT_BITS - 1))
+"""A span whose exponent would be lower is rounded to multiples of 2^LOWEST."""
 
 
 def encode(
@@ -52,8 +52,8 @@ def exponents(values: FloatArray, sizes: Sizes, bits: int, layer: int = 0) -> Ex
     mantissas, powers = np.frexp(largest)
     # The largest code is 2^(bits−1) − 1: mantissas just below 1 need one power more.
     powers = powers - (bits - 1) + (mantissas > 1.0 - 2.0 ** (1 - bits))
-    powers = np.where(largest == 0.0, _LOWEST, np.maximum(powers, _LOWEST))
-    if int(powers.max()) > -_LOWEST - 1:
+    powers = np.where(largest == 0.0, LOWEST, np.maximum(powers, LOWEST))
+    if int(powers.max()) > -LOWEST - 1:
         raise not_finite(layer)
     return powers
 
@@ -94,7 +94,7 @@ def read(layers: Payload, bits: int) -> BlockFloat | None:
 def bound(block: BlockFloat) -> float:
     """Return a bound of |v| over all values: the largest code with the largest exponent."""
     powers, codes = map(integers, block)
-    return float(np.ldexp(float(np.abs(codes).max(initial=0)), int(powers.max(initial=_LOWEST))))
+    return float(np.ldexp(float(np.abs(codes).max(initial=0)), int(powers.max(initial=LOWEST))))
 
 
 def _levels(integers: npt.NDArray[Any], bits: int) -> Levels:

@@ -117,7 +117,7 @@ class LowRank(Algorithm):
         """Basis of the coming round; None if it is drawn."""
         self._t, self._rate, self._phase = -1, 0.0, 0
         self._awaits: frozenset[int] = frozenset()
-        self._least: Exponents | None = None
+        self._least: Exponents | int = block_float.LOWEST
         """The least exponents of the sums of the own part, if layers have one."""
         self._own: Vector = np.zeros(0)
         """This peer's contribution to the factors of the round."""
@@ -150,14 +150,19 @@ class LowRank(Algorithm):
         self._awaits = frozenset(others if self.node.peer in self._owners(t) else ())
         return Exchange(sends, self._awaits)
 
-    def _encode(self, factors: FloatArray, pieces: Sizes) -> BlockFloat:
-        """Return all factors of the round in C, by pieces of vectors of so many numbers: int64[pieces]."""
+    def _encode(
+        self, values: FloatArray, pieces: Sizes, start: int = 0, least: Exponents | int = block_float.LOWEST
+    ) -> BlockFloat:
+        """Return the numbers of the factors from number `start` on in C, by pieces of vectors: int64[pieces].
+
+        `least`: exponents below which none is chosen, int64[pieces], where layers share theirs.
+        """
         if not self._by_layer:
-            return block_float.encode(factors, pieces, self._bits)
-        sizes = self._factors.layer_sizes[self._t % 2]
-        layers = np.searchsorted(np.cumsum(sizes), np.cumsum(pieces))
-        least = block_float.exponents(factors, sizes, self._bits)[layers]
-        return block_float.encode(factors, pieces, self._bits, least=least)
+            return block_float.encode(values, pieces, self._bits)
+        ends = np.cumsum(self._factors.layer_sizes[self._t % 2])
+        layers, largest = np.searchsorted(ends, start + np.cumsum(pieces)), np.full(ends.size, block_float.LOWEST)
+        np.maximum.at(largest, layers, block_float.exponents(values, pieces, self._bits))
+        return block_float.encode(values, pieces, self._bits, least=np.maximum(largest[layers], least))
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         self._check(inbox)
@@ -178,7 +183,7 @@ class LowRank(Algorithm):
         for _, message in in_sender_order(self.node.peer, inbox):
             total += self._own[part] if message is None else block_float.decode(_block(message), sizes)
         imposed = (self._imposed(1, other) for other in others)
-        block = next(filter(None, imposed), None) or block_float.encode(total, sizes, self._bits, least=self._least)
+        block = next(filter(None, imposed), None) or self._encode(total, sizes, part.start, self._least)
         told = block_float.decode(block, sizes)
         self._own[part] -= total - told
         self._mean[part] = told / (len(inbox) + 1)

@@ -130,7 +130,7 @@ def _low_rank_sum(s, m, factors, t):
     layer_ends = np.cumsum([sum(v.shape[1] for v in layer) for layer in vectors])
     by_layer, size = s.get("factor_exponents") == "layer", flat.shape[1]
     owned = [size * i // n for i in range(n + 1)]
-    cuts = np.unique([0, *ends, *owned])
+    cuts = np.unique([0, *(layer_ends if by_layer else ends), *owned])
     told, mean = np.zeros_like(flat), np.zeros(size)
     for low, high in pairwise(cuts):
         owner = next(i for i in range(n) if owned[i] <= low < owned[i + 1])
