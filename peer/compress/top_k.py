@@ -13,7 +13,7 @@ from peer.compress.columns import DENSE, LEVELS, SPARSE, Columns
 from peer.compress.float_types import rounded
 from peer.compress.kept_values import KeptValues
 from peer.compress.layout import Layout
-from peer.compress.levels import nearest_levels_of_each
+from peer.compress.levels import four_levels_of_each, nearest_levels_of_each
 from peer.compress.norms import not_finite
 from peer.compress.payload import FloatArray, Sparse, ValueType
 from peer.compress.selection import count_of, largest_magnitudes, largest_of_each
@@ -23,7 +23,7 @@ from peer.compress.selection import count_of, largest_magnitudes, largest_of_eac
 class TopK(KeptValues):
     """Sends the k largest magnitudes exactly, or rounded; of equal magnitudes the lowest index wins.
 
-    Values rounded to `value_bits` use `levels.nearest_levels`; its docstring says why.
+    Values rounded to `value_bits` use `levels.nearest_levels`, or with `four_levels` that; their docstrings say why.
     """
 
     kind: ClassVar[str] = "top_k"
@@ -58,7 +58,8 @@ class TopK(KeptValues):
                 sizes=sizes, forms=np.full(sizes.size, SPARSE | DENSE, np.uint8), counts=counts,
                 scalars=np.zeros(sizes.size), indices=indices, reals=written.values, value_type=written.value_type,
             )  # fmt: skip
-        found = nearest_levels_of_each(kept, counts, self.value_bits)
+        four = self.has_four_levels
+        found = four_levels_of_each(kept, counts) if four else nearest_levels_of_each(kept, counts, self.value_bits)
         if found is None:
             return None
         levels, scales, codes = found
@@ -74,8 +75,8 @@ class TopK(KeptValues):
         k = count_of(self.fraction, size)
         if self.value_bits is None:
             return ErrorBound(contraction=k / size * self.kept_energy(k))
-        if self.value_bits == 1:
-            # The energy left is ‖v_K‖₁²/k. Worst: all equal, or all but one zero.
+        if self.value_bits == 1 or self.has_four_levels:
+            # The energy left is ‖v_K‖₁²/k, or more. Worst: all equal, or all but one zero.
             return ErrorBound(contraction=min(1.0 / k, k / size))
         # As `kept_energy`, with the coordinates that are left out as large as the rule allows.
         c = self.half_step**2

@@ -229,6 +229,9 @@ class CompressorOptions(Section):
     """top_k, random_k: fraction of each layer that is sent. Jobs on digits that begin without a file set 0.1."""
     value_bits: Annotated[int, Field(ge=1, le=16)] | None = 4
     """top_k, random_k: bits for each value that is sent, sign included. "none": send values exactly."""
+    four_levels: bool = False
+    """top_k, random_k: two value bits are a sign and one of two sizes, in place of −s, 0 or s, which round most of what
+    was chosen to zero where few numbers are large. New jobs with `value_bits = 2` begin with it."""
     value_type: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number type of values that are not quantized (none; top_k and random_k without value_bits)."""
     bits: Annotated[int, Field(ge=1, le=16)] = 8
@@ -632,6 +635,7 @@ NEW_JOBS: Mapping[tuple[str, str, Any], Mapping[str, Mapping[str, Any]]] = {
     ("training", "task", OWN_LOOP): {"graph": {"kind": "exponential"}, "compressor": {"fraction": 0.1}},
     ("training", "task", "image-folder"): {"graph": {"kind": "exponential"}, "compressor": {"fraction": 0.1}},
     ("algorithm", "name", "low-rank"): {"algorithm": {"factor_exponents": "layer"}},
+    ("compressor", "value_bits", 2): {"compressor": {"four_levels": True}},
 }
 """Section, key and its value → settings, beside the defaults, of a job that begins without a file. Files that leave
 these keys unset, and runs under way, keep their meaning."""

@@ -25,6 +25,8 @@ BIASED = [
     build("top_k", fraction=0.1),
     build("top_k", fraction=0.1, value_type="float16"),
     build("random_k", fraction=0.1),
+    build("top_k", fraction=0.1, value_bits=2, four_levels=True),
+    build("random_k", fraction=0.2, value_bits=2, four_levels=True),
     *(build("qsgd", bits=bits, unbiased=False) for bits in (1, 2, 4, 8)),
     build("grid", step=0.3, rounding="nearest"),
     build("grid", bits=4, range=2.0),

@@ -34,7 +34,8 @@ def test_every_compressor_is_found_described_and_works(kind):
 
 def test_required_settings_are_known():
     assert settings_of("qsgd") == {"bits": True, "unbiased": False}
-    assert settings_of("top_k") == {"fraction": True, "value_bits": False, "value_type": False}
+    optional = dict.fromkeys(("value_bits", "value_type", "four_levels"), False)
+    assert settings_of("top_k") == {"fraction": True, **optional}
 
 
 def test_names_stand_for_members():
@@ -56,6 +57,7 @@ def test_names_stand_for_members():
         ("qsgd", {"bits": True}, "bits is a whole number"),
         ("qsgd", {"bits": 4, "unbiased": 1}, "unbiased is true or false"),
         ("top_k", {"fraction": 0.0}, "fraction is a number above 0 and at most 1"),
+        ("top_k", {"fraction": 0.1, "value_bits": 2, "four_levels": 4}, "four_levels is true or false"),
         ("top_k", {"fraction": 1.5}, "fraction is a number above 0 and at most 1"),
         ("top_k", {"fraction": float("nan")}, "fraction is a number"),
         ("top_k", {"fraction": "0.1"}, "fraction is a number"),

@@ -24,6 +24,7 @@ COMPRESSORS: list[dict[str, Any]] = [
     {"kind": "top_k", "fraction": 0.3, "value_type": "bfloat16"},
     {"kind": "top_k", "fraction": 1.0},
     *({"kind": "top_k", "fraction": 0.1, "value_bits": bits} for bits in (1, 2, 4, 8, 9, 16)),
+    {"kind": "top_k", "fraction": 0.1, "value_bits": 2, "four_levels": True},
     *({"kind": "qsgd", "bits": bits, "unbiased": unbiased} for bits in (1, 4, 8) for unbiased in (True, False)),
     *({"kind": "none", "value_type": name} for name in (None, "bfloat16", "float16")),
     *(

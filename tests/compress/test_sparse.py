@@ -1,14 +1,19 @@
 """top_k and random_k: what is chosen, how it is written, what is promised."""
 
+from math import comb, log2
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peer import wire
 from peer.compress import Dense, Layout, Levels, Sparse, ValueType, build, compress_layers, decompress
+from peer.compress import levels as levels_of
 from peer.compress.payload import payloads_equal
 from peer.compress.selection import count_of, largest_magnitudes, smallest_words
 from peer.random import PhiloxSource
+from peer.wire.message import Message, MessageKind
 from tests.compress.vectors import AWKWARD_NAMES, GivenDraws, awkward
 
 DRAWS = PhiloxSource(1, 2).draws(3)
@@ -112,6 +117,41 @@ def test_the_contraction_of_quantized_top_k_holds_at_its_worst_cases(values, bit
     assert error <= (1 - compressor.error_bound(100).contraction) * (v**2).sum() + 1e-12
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", AWKWARD_NAMES)
+def test_four_levels_are_the_nearest_of_the_best_size(name, dtype):
+    v = awkward(dtype)[name]
+    levels = levels_of.four_levels(v, 0)
+    assert (levels.divisor, levels.base, levels.step, levels.bits) == (1, -3, 2, 2)
+    exact, told = v.astype(np.longdouble), levels_of.level_values(levels, dtype).astype(np.longdouble)
+    error, squares = ((told - exact) ** 2).sum(), (exact**2).sum()
+    assert error <= squares * (1 + 1e-12)
+    if name != "denormal":
+        for scale in levels.scale * np.linspace(0.1, 5.0, 99, dtype=np.longdouble):
+            sizes = np.where(np.abs(exact) < 2 * scale, scale, 3 * scale)
+            assert error <= ((sizes - np.abs(exact)) ** 2).sum() * (1 + 1e-6) + squares * 1e-13
+
+
+@pytest.mark.parametrize("freedom", [2, 3])
+def test_four_levels_say_something_of_all_that_was_chosen(freedom):
+    """Of heavy tails, −s, 0 and s round much of what top-k chose to zero, and its index is sent for nothing."""
+    n, layout = 200_000, Layout.of_sizes([200_000])
+    v = np.random.default_rng(0).standard_t(freedom, n).astype(np.float32)
+    squares, errors, lengths, zeros = float((v.astype(np.float64) ** 2).sum()), [], [], []
+    for four in (False, True):
+        payload = build("top_k", fraction=0.03, value_bits=2, four_levels=four).compress(v, 0, DRAWS)
+        told = decompress(payload, np.float64)
+        errors.append(float(((told - v) ** 2).sum()) / squares)
+        lengths.append(8 * len(wire.encode(Message(MessageKind.GOSSIP, 0, 1, layers=(payload,)), layout)))
+        zeros.append(1.0 - np.count_nonzero(told) / payload.indices.size)
+    assert zeros[0] > 0.3
+    assert zeros[1] == 0.0
+    assert errors[1] < 0.85 * errors[0]
+    shares = np.bincount(payload.values.codes) / payload.indices.size
+    k, entropy = payload.indices.size, -(shares * np.log2(shares)).sum()
+    assert lengths[1] / k < log2(comb(n, k)) / k + entropy + 0.15
+
+
 def test_levels_follow_the_bulk_of_a_heavy_tail():
     v = np.concatenate([np.linspace(1.0, 2.0, 999), [1000.0]])
     v[::2] *= -1
@@ -169,7 +209,6 @@ def test_nominal_bits_count_values_and_the_choice_of_indices(settings_):
     compressor = build("top_k", **settings_)
     payload_bits = compressor.bits_per_value(size) * size
     k = count_of(settings_["fraction"], size)
-    from math import comb, log2
 
     assert payload_bits == pytest.approx(k * settings_.get("value_bits", 32) + log2(comb(size, k)), rel=1e-9, abs=1e-6)
 

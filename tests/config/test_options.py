@@ -299,7 +299,11 @@ def test_a_new_job_on_digits_corrects_drift_and_a_file_means_what_it_did(tmp_pat
     assert (changed.compressor.fraction, changed.compressor.bits) == (0.5, 4)
     sums = load(environment={}, overrides=["algorithm.name=low-rank", "algorithm.rank=8"], new_job=True)
     assert (sums.algorithm.factor_exponents, sums.algorithm.rank, sums.compressor.fraction) == ("layer", 8, 0.1)
-    (tmp_path / "peer.toml").write_text("[run]\nrounds = 5\n[algorithm]\nname = 'low-rank'\n")
+    assert load(environment={}, overrides=["compressor.value_bits=2"], new_job=True).compressor.four_levels
+    assert not sums.compressor.four_levels
+    (tmp_path / "peer.toml").write_text(
+        "[run]\nrounds = 5\n[algorithm]\nname = 'low-rank'\n[compressor]\nvalue_bits = 2\n"
+    )
     for old in (
         load(environment={}),
         load(tmp_path / "peer.toml", environment={}, new_job=True),
@@ -307,4 +311,4 @@ def test_a_new_job_on_digits_corrects_drift_and_a_file_means_what_it_did(tmp_pat
         load(environment={}, overrides=["training.task=loop"]),
     ):
         assert (old.algorithm.drift_correction, old.compressor.fraction) == (0.0, 0.02)
-        assert old.algorithm.factor_exponents == "vector"
+        assert (old.algorithm.factor_exponents, old.compressor.four_levels) == ("vector", False)
