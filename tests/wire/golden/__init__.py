@@ -82,6 +82,11 @@ def sparse(size: int, one_in: int, seed: int, bits: int | None = None) -> Sparse
     return Sparse(size, where, Levels(0.25, top, -top, 1, bits, heaped(where.size, bits, seed)))
 
 
+def four_levels(size: int, seed: int) -> Sparse:
+    where = some(size, 30, seed)
+    return Sparse(size, where, Levels(0.25, 1, -3, 2, 2, codes(1 + noise(where.size, seed) % 5 // 2, 2)))
+
+
 def residues(size: int, bits: int, seed: int, *, theta: float = 2.0, check: int | None = None) -> Residues:
     return Residues(theta, bits, Rounding.DITHER, codes(noise(size, seed), bits), check)
 
@@ -106,6 +111,7 @@ def cases() -> dict[str, Case]:
     for one_in in (200, 30, 5, 2, 1):
         found[f"sparse-1-in-{one_in}"] = gossip(*(sparse(size, one_in, 7) for size in sizes)), None
         found[f"sparse-1-in-{one_in}-levels"] = gossip(*(sparse(size, one_in, 8, 4) for size in sizes)), None
+    found["sparse-four-levels"] = gossip(*(four_levels(size, 9) for size in sizes)), None
     nothing = (Sparse(size, np.zeros(0, np.int64), dense(0, ValueType.FLOAT32, 1)) for size in sizes)
     found["sparse-empty"] = gossip(*nothing), None
     clustered = (Sparse(s, np.arange(s // 3, s // 2 + 1), residual_levels(s // 2 + 1 - s // 3)) for s in sizes)
@@ -137,6 +143,8 @@ def cases() -> dict[str, Case]:
     found["pair-reply"] = Message(MessageKind.PAIR_REPLY, 1, 1, layers=tuple(map(whole_range, sizes))), None
     exponents = Levels(1.0, 1, -128, 1, 8, codes(118 + noise(30, 4) % 7, 8))
     found["part"] = Message(MessageKind.PART, 3, 40, 1, 1 / 8, layers=(exponents, factors(700, 8))), None
+    shared = Levels(1.0, 1, -128, 1, 8, codes(np.array([117] * 17 + [121] * 12 + [110]), 8))
+    found["part-of-layers"] = Message(MessageKind.PART, 3, 42, 1, 1 / 8, layers=(shared, factors(700, 6))), None
     wider = Levels(1.0, 1, -128, 1, 8, codes(118 + noise(3, 5) % 7, 8))
     found["part-of-another-width"] = Message(MessageKind.PART, 3, 41, 0, 1 / 7, layers=(wider, factors(90, 5))), None
     found["part-of-nothing"] = Message(MessageKind.PART, 0, 1), None
