@@ -125,7 +125,7 @@ def _handle(desk: Invitations, event: Event, approved: bool, as_json: bool) -> N
             print_json({**what, "first_key": event.bound}, indent=None)
         return
     if event.kind == "kept":
-        _tell(as_json, what, f"{event.name} has its certificate, and joins when it is started")
+        _tell(as_json, what, f"{event.name} at {event.host} has its certificate, and joins when it is started")
         return
     assert event.proposal is not None
     if as_json:

@@ -214,7 +214,8 @@ class Daemon:
             # One error is enough to end with, and says more than a group of one.
             error = group.exceptions[0]
             # Text from own code may hold data, which stays on this device.
-            failure = f"it ends with an error: {'its task failed' if isinstance(error, TaskError) else error}"
+            what = "its task failed" if isinstance(error, TaskError) else str(error)
+            failure = f"it ends with an error: {what}".removesuffix(": ")
             raise error from error.__cause__
         finally:
             notify(f"STOPPING=1\nSTATUS={self.operator.state}, round {self.loop.round} of {self._config.run.rounds}")

@@ -290,6 +290,13 @@ class RoundLoop:
         away = {peer for peer, silent in silences.items() if silent > SAY_AWAY_S}
         for peer in sorted(away - self._said_away) if self.own_loss is not None else ():
             name = self._roster.name(peer)
+            if self.round == 0 and peer not in self._neighbors.met:
+                log.warning(
+                    "%s has not come yet, and round 0 needs it: this peer waits. Start it on its device; if it is a"
+                    " seat, invite a device: `sotto invite DIRECTORY`",
+                    name,
+                )
+                continue
             log.warning(
                 "%s has been away for %.0f s, and round %d needs it: this peer waits. If it is lost for good, an"
                 " operator can let the others go on: `sotto remove %s`",

@@ -238,7 +238,7 @@ def _simulator(
         if difference is not None:
             raise UsageError(
                 f"{each.name} joined with another model than {scripts[0].name} ({difference}), and all peers begin with"
-                f" the same values; {ours.advice}"
+                f" the same values; {ours.remedy(difference)}"
             )
         own = {meaning.kind: meaning for meaning in scripts[0].steps.meanings}
         for told in each.steps.meanings:

@@ -199,7 +199,7 @@ def _check_meanings(ours: HelloInfo, theirs: pb.Hello) -> None:
 
 
 def _check_start(ours: HelloInfo, theirs: pb.Hello) -> None:
-    name, differs, found = quote(theirs.name), theirs.model_digest != ours.start.whole, ""
+    name, differs, difference = quote(theirs.name), theirs.model_digest != ours.start.whole, None
     if _tells_start(ours, theirs):
         try:
             for entries in (theirs.start.parameters, theirs.start.buffers):
@@ -207,9 +207,10 @@ def _check_start(ours: HelloInfo, theirs: pb.Hello) -> None:
         except ValueError as error:
             raise HandshakeRefused(f"the initial model of {name} cannot be compared with ours: {error}") from None
         difference = ours.start.difference(theirs.start.digest, theirs.start.parameters)
-        differs, found = difference is not None, f" ({difference})"
+        differs = difference is not None
     if differs:
-        raise HandshakeRefused(f"the initial model of {name} differs from ours{found}; {ours.start.advice}")
+        found = "" if difference is None else f" ({difference})"
+        raise HandshakeRefused(f"the initial model of {name} differs from ours{found}; {ours.start.remedy(difference)}")
 
 
 def _tells_start(ours: HelloInfo, theirs: pb.Hello) -> bool:

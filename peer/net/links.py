@@ -67,6 +67,8 @@ class _Link:
     highest_sent: int = 0
     pace: Allowance | None = None
     """Allowance for the neighbour's traffic beside frames; None before its first connection."""
+    told: set[str] = field(default_factory=set)
+    """Refusals that the log names; each end words the same one its own way, in turns."""
     differences: tuple[str | None, ...] = (None, None)
     """Latest known differences of its buffers, and of its packages and processor, from ours."""
 
@@ -208,6 +210,7 @@ class Links:
             # Its hello may be older than a receipt that came over another connection: where both ends dial, they cross.
             connection.remote_has = max(connection.remote_has, confirmed)
         link.connection, link.is_parting = connection, False
+        link.told.clear()
         self.refusals.pop(peer, None)
         self.problems.pop(peer, None)
         self.log.write(log, logging.INFO, peer, "link to %s is up", opened.neighbor.name)
@@ -288,8 +291,10 @@ class Links:
         self.problems[neighbor.index] = reason
         if self.refusals.get(neighbor.index) != reason:
             self.refusals[neighbor.index] = reason
-            line = "no link to %s is possible: %s"
-            self.log.write(log, logging.ERROR, neighbor.index, line, neighbor.name, reason)
+            if reason not in (told := self._links[neighbor.index].told):
+                told.add(reason)
+                line = "no link to %s is possible: %s"
+                self.log.write(log, logging.ERROR, neighbor.index, line, neighbor.name, reason)
             self._tell_down(neighbor.index, reason)
 
     def note_problem(self, neighbor: Neighbor, reason: str) -> None:

@@ -15,7 +15,10 @@ def why_unreachable(lost: StreamLost, *, name: str, place: str, address: str | N
     details = str(lost)
     who = f"{name} at {place}"
     if "CERTIFICATE_VERIFY_FAILED" in details:
-        return f"{who} shows a certificate that this run's CA did not sign, or that is not valid today"
+        return (
+            f"{who} shows a certificate that this run's CA did not sign, or that is not valid today; if the clocks are"
+            " right, its folder or this one is of another run"
+        )
     if "not in peer certificate" in details or "Hostname Verification Check failed" in details:
         return f"{who} shows a certificate made out to another name; is this the address of {name}?"
     if "WRONG_VERSION_NUMBER" in details or "HTTP_REQUEST" in details:

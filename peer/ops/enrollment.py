@@ -267,7 +267,8 @@ def any_peer_file(directory: Path) -> tuple[Config, Path]:
     """Return the configuration with the longest list of peers in the cluster's folder, and its file."""
     files = sorted(directory.glob(f"peer-*/{CONFIG_FILE}"))
     if not files:
-        raise ConfigError("contains no peers (peer-*/peer.toml)", file=str(directory))
+        problem = "contains no peers (peer-*/peer.toml)" if directory.is_dir() else "no such folder"
+        raise ConfigError(f"{problem}; `sotto init cluster {directory} --peers N` writes them", file=str(directory))
     return max(((load(file, environment={}), file) for file in files), key=lambda pair: pair[0].num_peers)
 
 

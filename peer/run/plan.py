@@ -264,15 +264,15 @@ def missing_here(config: Config, base: Path) -> Iterator[validate.Objection]:
     read. Raises ConfigError for a task that does not exist."""
     name, directory = config.training.task, config.data.directory
     module, _, function = name.partition(":")
-    reads_files = not function and name != OWN_LOOP and task_info(name).reads_files
     if function and not _can_be_imported(module):
         sentence = f"there is no module {module} here; start in the folder that contains it, or install it"
         yield validate.Objection("error", "training.task", sentence)
     if directory is not None and not (base / directory).exists():
         makes = "; make that folder, where the task fills it by itself" if function else ""
         yield validate.Objection("error", "data.directory", f"there is no {base / directory} on this device{makes}")
-    elif directory is None and reads_files:
-        yield validate.Objection("error", "data.directory", f"is missing; name the folder with the data of task {name}")
+    elif directory is None and not function and name != OWN_LOOP and task_info(name).reads_files:
+        sentence = f"is missing; name the folder with the data of task {name}: --set data.directory=FOLDER"
+        yield validate.Objection("error", "data.directory", sentence)
 
 
 def _can_be_imported(module: str) -> bool:
@@ -368,9 +368,11 @@ def _data_findings(config: Config) -> Iterator[validate.Objection]:
             if getattr(options, key):
                 yield validate.Objection("warning", f"data.{key}", 'has no effect without data.partition = "own"')
         return
-    if config.data.directory is None and ":" not in config.training.task and config.training.task != OWN_LOOP:
+    name = config.training.task
+    is_built_in = ":" not in name and name != OWN_LOOP
+    if config.data.directory is None and is_built_in and not task_info(name).reads_files:
         sentence = (
-            f"task {config.training.task} has the same samples on every device, so every peer trains on all of them;"
+            f"task {name} has the same samples on every device, so every peer trains on all of them;"
             " use a task that reads the device's own"
         )
         yield validate.Objection("warning", "data.partition", sentence)
@@ -438,8 +440,8 @@ def unreachable_pairs(config: Config, schedule: Schedule, only: int | None = Non
     peer."""
     return [
         f"{config.peers[one].name} and {config.peers[other].name} are neighbours in this graph, but neither has an "
-        "advertise address that the other could dial; give one of them an address or a relay, or choose a graph in "
-        "which they are not neighbours"
+        "advertise address that the other could dial; a seat gets one from `sotto invite`, otherwise give one of them "
+        "an address or a relay, or choose a graph in which they are not neighbours"
         for one, peer in enumerate(config.peers[: schedule.num_peers])
         for other in sorted({*schedule.all_receivers(one), *schedule.all_senders(one)})
         if one < other and only in (None, one, other)

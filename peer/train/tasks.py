@@ -625,7 +625,9 @@ def _choice(option: str, value: object, valid: Sequence[OptionValue]) -> None:
 
 def _required(directory: str | None, content: str) -> str:
     if directory is None:
-        raise ConfigError(f"is missing; name the folder that contains {content}", key="data.directory")
+        raise ConfigError(
+            f"is missing; name the folder that contains {content}: --set data.directory=FOLDER", key="data.directory"
+        )
     return directory
 
 

@@ -18,6 +18,7 @@ ENTRY_BYTES = 8
 """Bytes of an entry: half of them stand for name, type and shape of a tensor, the other half for its values."""
 OTHER_BUFFERS = "the model of %s starts with other buffers (%s); each device keeps its own, only parameters are mixed"
 _NAMED = 3
+_OTHER_VALUES = "other values there"
 
 Entry = tuple[str, bytes, bytes]
 """A tensor's name, and digests of its form and of its values."""
@@ -53,7 +54,7 @@ class Tensors:
         if not apart:
             return None
         more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
-        return f"{', '.join(apart[:_NAMED])}{more} {'has' if len(apart) == 1 else 'have'} other values there"
+        return f"{', '.join(apart[:_NAMED])}{more} {'has' if len(apart) == 1 else 'have'} {_OTHER_VALUES}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class StartModel:
     parameters: Tensors = Tensors()
     buffers: Tensors = Tensors()
     advice: str = "compare the task's code and the file training.warm_start on both devices"
-    """Remedy where models differ, for a sentence; not told."""
+    """Remedy where the values of models differ, for a sentence; not told."""
 
     @classmethod
     def of(cls, whole: str, parameters: Sequence[Entry], buffers: Sequence[Entry]) -> StartModel:
@@ -81,6 +82,12 @@ class StartModel:
         if digest == self.digest:
             return None
         return self.parameters.differences(parameters) or "it says not where"
+
+    def remedy(self, difference: str | None) -> str:
+        """Return what to do about a difference that `difference` found, or about one that is not known."""
+        if difference is None or difference.endswith((_OTHER_VALUES, "not where")):
+            return self.advice
+        return "build the same model on all devices, by the same script or task with the same options"
 
 
 def _short(digests: Iterable[bytes]) -> bytes:

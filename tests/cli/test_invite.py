@@ -155,7 +155,7 @@ def test_a_script_reads_of_a_leak_with_both_keys(tmp_path: Path) -> None:
             2,
             "--seats: needs",
         ),
-        (("invite", "elsewhere"), "", 2, "elsewhere: contains no peers"),
+        (("invite", "elsewhere"), "", 2, "elsewhere: no such folder; `sotto init cluster elsewhere"),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(words: tuple[str, ...], typed: str, code: int, sentence: str) -> None:

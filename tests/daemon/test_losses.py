@@ -80,6 +80,24 @@ async def _wipe_one(devices: Devices) -> None:
     await devices.stop(*rest)
 
 
+def test_a_peer_that_never_came_is_not_called_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "SAY_AWAY_S", 0.5)
+    use_one_thread()
+
+    async def story(devices: Devices) -> None:
+        devices.start(0)
+        await devices.until(lambda: "peer-1 has not come yet, and round 0 needs it" in caplog.text)
+        devices.start(1)
+        assert await devices.tasks[0] == await devices.tasks[1] == 0
+        assert "sotto remove" not in caplog.text
+        for daemon in devices.daemons.values():
+            daemon.close()
+
+    Devices(tmp_path / "kits", rounds=3, num_peers=2).run(story)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_peers", [2, 3, 5])
 @pytest.mark.parametrize("votes", [True, False])

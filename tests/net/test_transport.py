@@ -534,6 +534,21 @@ def test_a_refused_peer_is_let_in_once_it_is_mended() -> None:
     asyncio.run(story())
 
 
+def test_a_refusal_is_told_once_though_each_end_words_it_its_own_way(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        ada, ben = Mind(), Mind()
+        listener, dialler = build(0, ada, [passive(1)]), build(1, ben, [], listen=None)
+        async with running(listener), running(dialler):
+            neighbor = passive(1)
+            for reason in ("ours differs", "ours differs", "theirs differs", "ours differs", "theirs differs"):
+                listener._links.note_refusal(neighbor, reason)
+            assert [record.getMessage() for record in caplog.records if "is possible" in record.getMessage()] == [
+                f"no link to {neighbor.name} is possible: {side} differs" for side in ("ours", "theirs")
+            ]
+
+    asyncio.run(story())
+
+
 def test_a_neighbour_that_lost_its_state_is_told_so() -> None:
     async def story() -> None:
         ada, ben = Mind(), Mind()

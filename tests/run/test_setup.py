@@ -211,6 +211,8 @@ def test_options_for_own_data_that_lack_something_or_do_nothing_are_named(
 def test_own_data_in_order_needs_no_remark() -> None:
     settings = (*OWN_TASK, "data.weight_by_samples=true", "data.total_samples=9", "data.class_shares=[1, 2]")
     assert validate_config(load(environment={}, overrides=settings), Path(), 4) == []
+    folder = ("data.partition=own", "training.task=image-folder")
+    assert validate_config(load(environment={}, overrides=folder), Path(), 4) == []
 
 
 def test_kernels_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

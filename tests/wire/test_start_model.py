@@ -37,6 +37,15 @@ def test_what_differs_is_named(theirs: list[Entry], said: str | None) -> None:
     assert ours.buffers.differences(told.buffers.entries) == said
 
 
+def test_only_other_values_are_mended_by_a_seed() -> None:
+    ours = StartModel.of("", entries(3), [])
+    apart = [StartModel.of("", theirs, []) for theirs in (entries(3, 1), entries(2), entries(3, form="[3]"))]
+    found = [ours.difference(each.digest, each.parameters.entries) for each in apart]
+    remedies = [ours.remedy(each) for each in (None, ours.difference(b"another", b""), *found)]
+    assert [remedy == ours.advice for remedy in remedies] == [True, False, True, False, False]
+    assert remedies[-1].startswith("build the same model on all devices")
+
+
 def test_models_of_many_tensors_tell_no_more_bytes() -> None:
     count = 3 * MOST_ENTRIES - 5
     ours, theirs = Tensors.of(entries(count)), Tensors.of(entries(count, 3 * 700 + 1))
