@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +23,7 @@ from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SottoEr
 
 if TYPE_CHECKING:
     from peer.config.options import Config, PeerAddress
+    from peer.ops.control import Asked
 
 _SILENT = "unreachable"
 
@@ -312,7 +313,7 @@ def call(config_file: Path | None, directory: Path | None, everybody: bool, verb
     if verb in ("status", "stop"):
         for each, answer in zip(asked, answers, strict=True):
             if answer.get("state") == _SILENT:
-                _settle(answer, each.config, each.base, each.peer, answers)
+                _settle(answer, each, answers, asked)
     return answers
 
 
@@ -325,21 +326,30 @@ def _said(answer: dict[str, Any] | SottoError) -> dict[str, Any]:
     return {"state": state, "error": problem, "exit_code": answer.exit_code}
 
 
-def _settle(
-    answer: dict[str, Any], config: Config, base: Path, peer: int | PeerAddress | None, others: list[dict[str, Any]]
-) -> None:
+def _settle(answer: dict[str, Any], asked: Asked, others: list[dict[str, Any]], all_asked: Sequence[Asked]) -> None:
     """Put the known standing of a silent peer in the place of the error."""
     from peer.ops import standing
 
+    config, base, peer = asked.config, asked.base, asked.peer
     has_folder = peer in (None, config.peer.index)
     found = standing.from_answers(answer["name"], others)
     if found is None and has_folder:
         found = standing.from_folder(config, base)
+    if found is None and isinstance(peer, int):
+        # An invited device keeps its state; what it told the others is with theirs.
+        for each in all_asked:
+            if (found := standing.from_average(each.config, each.base, peer)) is not None:
+                config, base, has_folder = each.config, each.base, True
+                break
     if found is not None:
         del answer["exit_code"]
         why = f" ({answer.pop('error')})"
         note = found.sentence + (why if found.state == "connected" else "")
-        figures = standing.last_figures(config, base) if has_folder and found.state in standing.FINAL else {}
+        figures = (
+            standing.last_figures(config, base, answer.get("index"))
+            if has_folder and found.state in standing.FINAL
+            else {}
+        )
         answer |= {**figures, "state": found.state, "told_by": found.told_by, "note": note}
         answer |= {} if found.round is None else {"round": found.round}
 

@@ -341,8 +341,10 @@ class Daemon:
         """Return the file with the average of all models; None where there is none."""
         if self.loop.has_left:
             return None
-        allowed = self.loop.participant.reaches.allowed
-        return await self._average.form(self.loop.members, models, allowed, self.loop.answer)
+        allowed, self.operator.state = self.loop.participant.reaches.allowed, "averaging"
+        average = await self._average.form(self.loop.members, models, allowed, self.loop.answer)
+        self.operator.state = "completed"
+        return average
 
     def _say_last_word(self, model: Path) -> None:
         """Log what came of the run here, and where it is."""

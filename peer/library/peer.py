@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from peer.config.options import Config, TrainingOptions
 from peer.errors import StateError, UsageError
 from peer.library.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
-from peer.library.here import is_alone, place
+from peer.library.here import SIMULATED, is_alone, place
 from peer.library.kept_state import Keepable, Kept, LooseValues, pack, unpack
 from peer.library.loop_steps import LoopSteps, Repeated, ScriptStep
 from peer.library.measured import Measure, Measures
@@ -265,6 +265,9 @@ class Peer:
             _joined_models.add(id(self._parameters.model))
             model = self._resume(steps.script) if steps.was_restored else None
             self._repeats = steps.repeats if steps.was_restored else None
+            if not steps.was_restored and (self.index == 0 or SIMULATED.get() is None):
+                # A mistake in `evaluate` would otherwise come to light after hours, at the first evaluation.
+                self._measure(self._parameters.vector())
             self._host.start()
             self._state = "training"
             if self._repeats is None:

@@ -202,6 +202,7 @@ def find_standings(members: Sequence[Member], known: Mapping[str, Standing]) -> 
     """Find the standings of peers that did not answer, unless known and final. `known`: what was known at earlier
     times, by name."""
     answers = [member.answer for member in members if member.answer is not None]
+    kits = [member for member in members if member.has_kit]
     for member in members:
         settled = member.standing is not None and member.standing.state in standing.FINAL
         if member.answer is None and not settled:
@@ -209,6 +210,9 @@ def find_standings(members: Sequence[Member], known: Mapping[str, Standing]) -> 
                 standing.from_answers(member.name, answers)
                 or (standing.from_folder(member.config, member.base) if member.has_kit else None)
                 or standing.from_metrics(member.collected, member.config, member.index)
+                or next(
+                    filter(None, (standing.from_average(each.config, each.base, member.index) for each in kits)), None
+                )
                 or known.get(member.name)
             )
 

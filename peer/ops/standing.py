@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from peer.gossip.membership import ChangeKind
 from peer.records import Criterion
 from peer.state.checkpoints import find_checkpoints, read_description
 from peer.state.disk import RealDisk
-from peer.state.kept_file import SCRIPT_SAYS
+from peer.state.kept_file import AVERAGE_FILE, SCRIPT_SAYS
 from peer.state.metrics import MetricsStore
 
 OWN_FOLDER = "its state folder"
@@ -89,16 +89,31 @@ def from_folder(config: Config, base: Path) -> Standing | None:
     return None
 
 
-def last_figures(config: Config, base: Path) -> dict[str, Any]:
+def from_average(config: Config, base: Path, index: int) -> Standing | None:
+    """Return that another peer than that of a state folder has finished, if the folder holds the average that all
+    members of the last round form, and it was not gone by then."""
+    folder, own = base / config.state.directory, from_folder(config, base)
+    if own is None or own.state != "finished" or not (folder / AVERAGE_FILE).exists():
+        return None
+    try:
+        _, state = read_description(find_checkpoints(folder)[-1])
+    except (IndexError, StateError):
+        return None
+    device = Numbering(config.num_listed).device
+    gone = {device(subject) for kind, subject, *_ in state.get("members", ()) if kind != ChangeKind.JOIN}
+    return None if index in gone else replace(own, told_by=f"the folder of {config.peers[config.peer.index].name}")
+
+
+def last_figures(config: Config, base: Path, index: int | None = None) -> dict[str, Any]:
     """Return the last figures of a peer by its state folder, as its own answer would have them; none where that holds
-    no metrics."""
+    no metrics. `index`: of another peer, which told some of them."""
     file = base / config.state.directory / "metrics.sqlite"
     with (
         contextlib.suppress(sqlite3.Error, StateError),
         contextlib.closing(MetricsStore(file, read_only=True)) as store,
     ):
         rounds, criteria = with_length(config, base).run.rounds, script_criteria(config, base)
-        return {"rounds": rounds, **store.last_figures(config.peer.index, criteria)}
+        return {"rounds": rounds, **store.last_figures(config.peer.index if index is None else index, criteria)}
     return {}
 
 

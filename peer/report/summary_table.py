@@ -77,7 +77,10 @@ def _figures(summary: Summary, criterion: Criterion) -> Table:
     """Return one figure of all models. Only the one that compares them has a row for each peer."""
     table = _table("test accuracy" if criterion == ACCURACY else criterion.name, "")
     figures, worst, single = summary.of_peers(criterion), summary.worst(criterion), summary.single_process(criterion)
-    ordered = sorted(figures, key=criterion.rank)
+    averaged, ordered = summary.averaged(criterion), sorted(figures, key=criterion.rank)
+    if not figures and averaged is None and single is None:
+        table.add_row("not measured", "")
+        return table
     if criterion == summary.criterion and len(figures) <= MAX_PEERS:
         for name, value in zip(_names(summary), figures, strict=False):
             table.add_row(Text(name), figure(criterion, value))
@@ -100,11 +103,12 @@ def _figures(summary: Summary, criterion: Criterion) -> Table:
         table.add_row("worst on its own hold-out", figure(criterion, criterion.worst(holdouts)))
     if summary.epsilon is not None:
         table.add_row("ε spent by each peer, at most", significant(summary.epsilon))
-    averaged = summary.averaged(criterion)
-    if averaged is None and len(figures) > 1:
+    if averaged is not None:
+        table.add_row("averaged model", figure(criterion, averaged), style="bold")
+    elif len(figures) > 1:
         table.add_row("mean of devices", figure(criterion, summary.mean(criterion)))
-    table.add_row("averaged model", figure(criterion, averaged), style="bold")
-    table.add_row("one process, float32", figure(criterion, single))
+    if single is not None:
+        table.add_row("one process, float32", figure(criterion, single))
     if worst is not None and single is not None:
         table.add_row("worst − one process", difference(criterion, worst - single).replace("points", "pts"))
     return table

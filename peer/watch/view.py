@@ -79,7 +79,7 @@ def _run(snapshot: Snapshot, left_s: float | None) -> dict[str, Any]:
         "worst": None if worst is None else worst.index,
         "average": snapshot.averaged_figure,
         "distance": snapshot.consensus_distance,
-        "running": sum(peer.state in ("running", "stopping", "connected") for peer in peers),
+        "running": sum(peer.state in ("running", "averaging", "stopping", "connected") for peer in peers),
         "trouble": sum(peer.state in DOWN for peer in peers),
         "payload": sum(payload) if payload else None,
         "rate": sum(rates) if rates else None,

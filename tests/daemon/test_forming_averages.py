@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file
 
 from peer.daemon import final_average
+from peer.daemon.final_average import FinalAverage
 from peer.daemon.notes import notes
 from peer.errors import PeerUnreachable, StateError
 from peer.state import shares
 from peer.state.kept_file import AVERAGE_FILE, AVERAGE_SHARES, OWN_FILE
+from peer.train.threads import use_one_thread
 from tests.daemon.averaging import COMPLETE, LINE, RING, ROUNDS, Graph, Net, run, vector
+from tests.daemon.test_members import Devices
 
 GRAPHS = pytest.mark.parametrize("graph", [RING, COMPLETE, LINE], ids=["ring", "complete", "line"])
 
@@ -192,3 +196,24 @@ def test_who_missed_that_all_have_it_hears_it_at_the_next_start(tmp_path: Path) 
     assert (state / "average.part").exists()
     run(Net(tmp_path, RING))
     assert not (state / "average.part").exists()
+
+
+def test_a_peer_that_forms_the_average_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_one_thread()
+    form, states = FinalAverage.form, []
+
+    async def story(devices: Devices) -> None:
+        async def look(average: FinalAverage, *parts: Any) -> Path | None:
+            states.append([daemon.operator.status()["state"] for daemon in devices.daemons.values()])
+            return await form(average, *parts)
+
+        monkeypatch.setattr(FinalAverage, "form", look)
+        devices.start(0)
+        devices.start(1)
+        assert await devices.tasks[0] == await devices.tasks[1] == 0
+        assert [each.count("averaging") for each in states] == [1, 2]
+        for daemon in devices.daemons.values():
+            assert daemon.operator.state == "completed"
+            daemon.close()
+
+    Devices(tmp_path / "kits", rounds=3, num_peers=2).run(story)

@@ -48,6 +48,24 @@ def kit(folder: Path, *settings: str) -> Path:
     return file
 
 
+def test_a_mistake_in_evaluate_is_told_before_the_first_step(tmp_path: Path) -> None:
+    file, calls = kit(tmp_path), list[int]()
+
+    def train(evaluate: Callable[[nn.Module], tuple[int, int]]) -> None:
+        with sottovoce.join(make_model(), file, every=2, evaluate=evaluate) as peer:
+            while not peer.done:
+                calls.append(peer.steps)
+                peer.step()
+
+    with pytest.raises(sottovoce.UsageError, match=r"evaluate returned \(5, 4\)"):
+        train(lambda model: (5, 4))
+    with pytest.raises(ZeroDivisionError):
+        train(lambda model: (3, 4 // 0))
+    assert calls == []
+    train(lambda model: (3, 4))
+    assert calls == [*range(8)]
+
+
 def test_events_come_in_the_thread_of_the_script(tmp_path: Path) -> None:
     seen: list[object] = []
 

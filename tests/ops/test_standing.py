@@ -10,12 +10,12 @@ import pytest
 from peer.config.options import Config, PeerAddress
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership
-from peer.ops.standing import Standing, from_answers, from_folder, last_figures
+from peer.ops.standing import Standing, from_answers, from_average, from_folder, last_figures
 from peer.records import RoundRecord
 from peer.state.checkpoints import Checkpoint, StateFolder
 from peer.state.disk import RealDisk
-from peer.state.kept_file import SCRIPT_SAYS, ScriptSays
-from peer.state.metrics import MetricsStore
+from peer.state.kept_file import AVERAGE_FILE, SCRIPT_SAYS, ScriptSays
+from peer.state.metrics import EvaluationRecord, MetricsStore
 
 CONFIG = Config(peers=tuple(PeerAddress(name=name) for name in ("ada", "ben"))).model_copy(
     update={"run": Config().run.model_copy(update={"rounds": 40})}
@@ -67,6 +67,34 @@ def test_the_length_of_a_run_is_that_on_which_a_script_decided(tmp_path: Path) -
     assert from_folder(CONFIG, tmp_path) == Standing("finished", "its state folder", 5)
     MetricsStore(tmp_path / "state" / "metrics.sqlite").close()
     assert last_figures(CONFIG, tmp_path)["rounds"] == 5
+
+
+@pytest.mark.parametrize(
+    ("done", "changes", "expected"),
+    [
+        (40, (), Standing("finished", "the folder of ada", 40)),
+        (39, (), None),
+        (40, (Change(ChangeKind.LOST, 1, 0, 30),), None),
+        (40, (Change(ChangeKind.LEAVE, 1, 1, 30),), None),
+    ],
+)
+def test_the_average_in_one_folder_tells_that_the_others_finished_too(
+    done: int, changes: tuple[Change, ...], expected: Standing | None, tmp_path: Path
+) -> None:
+    save(tmp_path, done, *changes)
+    assert from_average(CONFIG, tmp_path, 1) is None
+    (tmp_path / "state" / AVERAGE_FILE).touch()
+    assert from_average(CONFIG, tmp_path, 1) == expected
+
+
+def test_what_a_silent_peer_told_of_itself_is_in_the_folder_of_another(tmp_path: Path) -> None:
+    save(tmp_path, 40)
+    store = MetricsStore(tmp_path / "state" / "metrics.sqlite")
+    store.put(RoundRecord(peer=0, round=39, time_s=1.0, loss=2.5))
+    store.put(EvaluationRecord(peer=1, round=39, split="test", correct=(3,), total=(4,)))
+    store.close()
+    found = last_figures(CONFIG, tmp_path, 1)
+    assert (found["accuracy"], found["loss"], found["payload_bytes"]) == (0.75, None, None)
 
 
 @pytest.mark.parametrize("name", ["checkpoint-00000040.safetensors", "metrics.sqlite"])
