@@ -189,6 +189,9 @@ def cluster(
     script = ["SCRIPT"] if config.training.task == OWN_LOOP else []
     if seats:
         click.echo(f"fill the seats with: {command('invite', directory, '--count', seats)}")
+    where = config.data.directory
+    if where is not None and config.data.partition == "own" and not Path(where).is_absolute():
+        click.echo(f"put the data of each device into its folder: {files[0].parent / where}")
     click.echo(f"start each with: {command('run', *script, '--config', files[0])}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import time
@@ -90,7 +91,9 @@ def invite(
       sotto invite kits --host 203.0.113.7 --relay peer-0
       sotto invite kits --count 0
     """
+    from peer.config.options import OWN_LOOP
     from peer.ops.cluster_files import join_address
+    from peer.ops.enrollment import any_peer_file
     from peer.ops.invitations import Invitations, own_hosts
 
     at = [join_address(host.strip("[]"), port) for host in hosts] or own_hosts(directory, port)
@@ -98,10 +101,13 @@ def invite(
         listener = desk.listen(at)
         try:
             made = [desk.issue(at, hours * 3600) for _ in range(count)]
+            config, _ = any_peer_file(directory)
+            more = " SCRIPT" if config.training.task == OWN_LOOP else ""
+            more += " --set data.directory=FOLDER" if config.data.directory is not None else ""
             for each in made:
                 expires = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.expires))
                 what = {"event": "invitation", "invitation": each.text(), "expires": each.expires}
-                _tell(as_json, what, f"for one device, until {expires}; run there: sotto join SCRIPT")
+                _tell(as_json, what, f"for one device, until {expires}; run there: sotto join{more}")
                 if not as_json:
                     click.echo(each.text())
             click.echo(f"answering at {', '.join(at)} until all are used; Ctrl-C ends", err=True)
@@ -125,7 +131,7 @@ def _handle(desk: Invitations, event: Event, approved: bool, as_json: bool) -> N
             print_json({**what, "first_key": event.bound}, indent=None)
         return
     if event.kind == "kept":
-        _tell(as_json, what, f"{event.name} at {event.host} has its certificate, and joins when it is started")
+        _tell(as_json, what, f"{event.name} has its certificate, and joins when it is started")
         return
     assert event.proposal is not None
     if as_json:
@@ -213,6 +219,10 @@ def join(
     if (script := named_script(words, module)) is not None:
         script.refuse_missing()
     own = load(None, overrides=settings)
+    if own.data.directory is not None:
+        # Typed here, and kept in a file in another folder.
+        data = own.data.model_copy(update={"directory": os.path.abspath(own.data.directory)})
+        own = own.model_copy(update={"data": data})
     name = name or device_name()
     folder = folder or Path(name)
     invitation = read_invitation(_pasted())

@@ -65,13 +65,14 @@ def join(
     if file.exists():
         raise ConfigError("is there already: this device has joined; start it with `sotto run`", file=str(file))
     _refuse_shared(own)
+    held = contextlib.ExitStack()
     said = ""
     made = b""
 
     def request(seen: str | None) -> bytes:
         nonlocal made
         if not made:
-            reached = host or (_free_address(seen) if seen else None)
+            reached = host or (_free_address(seen, held) if seen else None)
             thumbprint = enrollment.request(folder, name, reached, _PORT, again=True)
             made = (folder / REQUEST_FILE).read_bytes()
             address = read_request(made).address or "nowhere: it dials the others"
@@ -81,18 +82,19 @@ def join(
     def keep(content: Mapping[str, Any], ca: bytes) -> None:
         _write(folder, _read(content), ca, own)
 
-    while True:
-        given, why = _ask(invitation, request, keep)
-        if given is not None and given.state == "admitted":
-            return file
-        if given is not None and given.state == "refused":
-            raise SecurityError(f"not admitted: {given.why}")
-        if time.time() >= invitation.expires:
-            raise PeerUnreachable(f"the invitation has expired, and this device was not admitted: {why}")
-        if why != said:
-            say(f"waiting: {why}")
-            said = why
-        sleep(_PAUSE_S)
+    with held:
+        while True:
+            given, why = _ask(invitation, request, keep)
+            if given is not None and given.state == "admitted":
+                return file
+            if given is not None and given.state == "refused":
+                raise SecurityError(f"not admitted: {given.why}")
+            if time.time() >= invitation.expires:
+                raise PeerUnreachable(f"the invitation has expired, and this device was not admitted: {why}")
+            if why != said:
+                say(f"waiting: {why}")
+                said = why
+            sleep(_PAUSE_S)
 
 
 def device_name() -> str:
@@ -101,11 +103,13 @@ def device_name() -> str:
     return found[:63].strip("-") or "device"
 
 
-def _free_address(host: str) -> str:
-    """Return an address of this device, "host:port", at which nothing listens yet."""
+def _free_address(host: str, held: contextlib.ExitStack) -> str:
+    """Return an address of this device, "host:port", at which nothing listens yet. It is `held` meanwhile, so that
+    another peer that joins on this machine at the same time takes the next one."""
     for port in range(_PORT, _PORT + 100):
         with contextlib.suppress(OSError):
-            socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            held.enter_context(socket.create_server((host, port), family=family))
             return join_address(host, port)
     return join_address(host, _PORT)
 

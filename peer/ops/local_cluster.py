@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -591,8 +592,9 @@ def up(
             note_precisions(summary, cluster.chosen_precisions())
         finish_summary(summary, cluster.stores(), config, cluster.setup, baseline=False)
         if ended == "completed" and baseline and cluster.trainer is not None:
-            show("one process on all data", cluster.poll())
-            compare_with_single_process(summary, config, cluster.setup)
+            tell = partial(show, "one process on all data", cluster.poll())
+            tell()
+            compare_with_single_process(summary, config, cluster.setup, tell)
         with writing("summary.json"):
             summary.save(directory / "summary.json")
     except StateError:

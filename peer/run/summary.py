@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeAlias
 
@@ -177,14 +177,16 @@ def sum_up(summary: Summary, stores: Sequence[MetricsStore]) -> None:
         summary.class_accuracy = [c / n if n else None for c, n in zip(worst.correct, worst.total, strict=True)]
 
 
-def compare_with_single_process(summary: Summary, config: Config, setup: RunSetup) -> None:
-    """Fill in the figures of one process that trains on all data."""
-    found = train_single_process(config, setup)
+def compare_with_single_process(
+    summary: Summary, config: Config, setup: RunSetup, tell: Callable[[], None] = lambda: None
+) -> None:
+    """Fill in the figures of one process that trains on all data. `tell` is called after each round."""
+    found = train_single_process(config, setup, tell)
     summary.single_process_accuracy = found.accuracy if ACCURACY.name in summary.criteria else None
     summary.single_process_metrics = dict(found.metrics)
 
 
-def train_single_process(config: Config, setup: RunSetup) -> Evaluation:
+def train_single_process(config: Config, setup: RunSetup, tell: Callable[[], None] = lambda: None) -> Evaluation:
     """Return the evaluation of a model that one process trains on all data with the same schedule.
 
     Its batch is that of all peers together, so that it sees as many samples as the whole run; it computes in full
@@ -198,6 +200,7 @@ def train_single_process(config: Config, setup: RunSetup) -> Evaluation:
         batch_size=config.training.batch_size * setup.num_peers,
         device=config.peer.device,
         base=setup.base,
+        tell=tell,
     )
     return baseline.evaluation
 

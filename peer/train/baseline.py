@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +35,10 @@ def single_process(
     batch_size: int | None = None,
     device: str = "cpu",
     base: Path | None = None,
+    tell: Callable[[], None] = lambda: None,
 ) -> Baseline:
-    """Train one process on the whole training set, hold-outs included, and return the result.
+    """Train one process on the whole training set, hold-outs included, and return the result. `tell` is called after
+    each round.
 
     It starts where the peers start and takes the same number of steps with the same schedule, momentum and, unless
     `batch_size` is given, batch size; so it sees as many samples as one peer does. `batch_size` times the number of
@@ -58,4 +61,5 @@ def single_process(
         trainer.after_round(before, z, rate)
         assert step.loss is not None
         losses.append(step.loss)
+        tell()
     return Baseline(trainer.evaluate(z), tuple(losses), z)

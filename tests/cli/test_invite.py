@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -15,6 +16,7 @@ import pytest
 from click.testing import Result
 
 from peer.config.options import load
+from peer.ops import joining
 from peer.ops.local_cluster import free_ports
 from tests.cli.runner import sotto
 from tests.library.scripts import write_kits
@@ -78,7 +80,7 @@ def join_process(folder: Path, *words: str, typed: str) -> subprocess.Popen[str]
 def test_the_operator_sees_the_device_and_is_asked(tmp_path: Path, typed: str, admitted: bool) -> None:
     inviting = Inviting(typed=typed)
     (text,) = inviting.invitations()
-    words = ("--name", "garage", "--host", "127.0.0.1:7801", "--no-run")
+    words = ("--name", "garage", "--host", "127.0.0.1:7801", "--no-run", "--set", "data.directory=images")
     device = join_process(tmp_path / "device", *words, typed=text)
     code = device.wait(PATIENCE_S)
     said = (tmp_path / "device" / "log.txt").read_text()
@@ -86,6 +88,7 @@ def test_the_operator_sees_the_device_and_is_asked(tmp_path: Path, typed: str, a
     assert result.exit_code == 0
     assert result.stdout == f"{text}\n"
     (thumbprint,) = re.findall(r"thumbprint of its key: ([0-9A-F:]{95})", said)
+    assert "run there: sotto join\n" in result.stderr
     assert "garage at 127.0.0.1 asks:" in result.stderr
     assert f"key        {thumbprint}" in result.stderr
     assert "address    127.0.0.1:7801" in result.stderr
@@ -93,7 +96,8 @@ def test_the_operator_sees_the_device_and_is_asked(tmp_path: Path, typed: str, a
     if admitted:
         assert code == 0, said
         assert "garage has its certificate" in result.stderr
-        assert load(tmp_path / "device/garage/peer.toml", environment={}).peer.index == 2
+        written = load(tmp_path / "device/garage/peer.toml", environment={})
+        assert (written.peer.index, written.data.directory) == (2, str(tmp_path / "device/images"))
         assert "compressor.fraction = 0.1" in said
         assert "run --config garage/peer.toml" in said
     else:
@@ -163,6 +167,12 @@ def test_what_cannot_be_done_is_a_sentence(words: tuple[str, ...], typed: str, c
     assert (result.exit_code, sentence in result.stderr) == (code, True), result.stderr
 
 
+def test_peers_that_join_on_one_machine_at_the_same_time_take_ports_of_their_own() -> None:
+    with contextlib.ExitStack() as held:
+        ports = [int(joining._free_address("127.0.0.1", held).rpartition(":")[2]) for _ in range(3)]
+        assert len({*ports}) == 3
+
+
 @pytest.mark.usefixtures("warm_python")
 def test_an_invited_device_joins_a_script_in_progress(tmp_path: Path) -> None:
     """Two devices train a script of an own, in processes; a third has that script and a line of text."""
@@ -202,6 +212,12 @@ def test_an_invited_device_joins_a_script_in_progress(tmp_path: Path) -> None:
         for each in logs:
             each.close()
     assert [process.returncode for process in processes] == [130, 130, 130]
+
+
+def test_a_cluster_whose_devices_have_data_of_their_own_says_where_it_goes() -> None:
+    own = ("--set", "data.partition=own", "--set", "data.directory=images", "--task", "image-folder")
+    made = sotto("init", "cluster", "own", "--peers", "2", "--seats", "1", "--host", "127.0.0.1:7801", *own)
+    assert "put the data of each device into its folder: own/peer-0/images\n" in made.stdout
 
 
 @pytest.mark.usefixtures("warm_python")

@@ -12,7 +12,9 @@ from tests.train.small_tasks import all_indices, descend, points
 
 def test_it_is_one_peer_that_holds_all_the_data():
     options = TrainingOptions(batch_size=8, warmup_rounds=3, momentum="qg-nesterov", local_steps=2)
-    baseline = single_process(points(), options, rounds=20, seed=4)
+    told: list[int] = []
+    baseline = single_process(points(), options, rounds=20, seed=4, tell=lambda: told.append(1))
+    assert len(told) == 20
     alone = Trainer(points(), options, rounds=20, seed=4, peer=0, train_indices=all_indices(points()))
     z = descend(alone, alone.initial_vector(), range(20))
     assert np.array_equal(baseline.z, z)
