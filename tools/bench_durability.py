@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from peer.config.options import Config, load
+from peer.daemon.checkpoint_cadence import EVERY_ROUNDS
 from peer.gossip.effects import Effects, OutgoingFrame
 from peer.node.durable import DurablePeer
 from peer.node.participant import Participant
@@ -137,7 +138,7 @@ class Durable:
         self._to_replay_s += took / PAIR
         options = self._options
         done = self.peers[0].round
-        if done % options.checkpoint_every_rounds == 0 or self._to_replay_s > options.recover_within_s:
+        if done % EVERY_ROUNDS == 0 or self._to_replay_s > options.recover_within_s:
             cpu, wall = timed(self._save)
             self.cost.save_cpu_s, self.cost.save_wall_s = self.cost.save_cpu_s + cpu, self.cost.save_wall_s + wall
             self.cost.checkpoint_bytes += sum(peer.disk_state.checkpoint_bytes for peer in self.peers)

@@ -133,14 +133,16 @@ class StateOptions(Section):
     durability: Literal["process", "power"] = "process"
     """process: the journal is written before any message leaves, so the state survives kill -9. power: the journal is
     also synced to disk in every round, so the state survives a power failure."""
-    checkpoint_every_rounds: Whole = 100
-    """Rounds between checkpoints. 0: save only at the end, on SIGTERM and when the journal reaches a limit below."""
+    checkpoint_every_rounds: Whole | None = None
+    """Rounds between checkpoints. A training script that was killed repeats its steps since the last one. By default
+    100, and with a script as many as have 16 steps (256 for more than 16 million parameters). 0: save only at the end,
+    on SIGTERM and when the journal reaches a limit below."""
     keep_checkpoints: Count = 2
     """Number of checkpoints to keep, each with the journal that follows it."""
     journal_mbytes: Count = 512
     """Save a checkpoint early when the journal exceeds this size."""
     recover_within_s: Positive = 2.0
-    """Save a checkpoint early when replaying the journal would take longer than this."""
+    """Save a checkpoint early when replaying the journal would take longer than this. No limit to a script's steps."""
     ledger: bool = False
     """Also write an audit log with every model, weight and frame of each round, to check that mass is conserved."""
 

@@ -62,7 +62,6 @@ from peer.node.progress import PROGRESS
 from peer.node.told import TOLD
 from peer.protocol import ADMITS, AVERAGE, EQUALITY, GROUNDED, OLDEST
 from peer.run.plan import unreachable_pairs, why_no_average
-from peer.run.setup import PeerTrainer
 from peer.state.admission_log import AdmissionLog
 from peer.state.metrics import EvaluationRecord
 from peer.train.data_digest import data_digest
@@ -138,28 +137,27 @@ def assemble(
     base: Path,
     reread: Callable[[], Config] | None,
     *,
-    loop: PeerTrainer | None = None,
-    watcher: Watcher | None = None,
     wall_clock: Callable[[], float] = time.time,
 ) -> Parts:
-    """Read data, checkpoint and journal of one peer; `loop` trains it where that is the user's.
-    `wall_clock` returns the seconds since 1970. Raises SottoError."""
-    local = LocalPeer(config, base, loop)
+    """Read data, checkpoint and journal of one peer. `wall_clock` returns the seconds since 1970. Raises SottoError."""
+    local = LocalPeer(config, base)
     try:
-        return _assemble(local, config, reread, watcher or NoWatcher(), wall_clock)
+        return assemble_around(local, config, reread, NoWatcher(), wall_clock)
     except BaseException:
         # A caller that catches it may try again in this process.
         local.close()
         raise
 
 
-def _assemble(
+def assemble_around(
     local: LocalPeer,
     config: Config,
     reread: Callable[[], Config] | None,
     watcher: Watcher,
-    wall_clock: Callable[[], float],
+    wall_clock: Callable[[], float] = time.time,
 ) -> Parts:
+    """Do what is left of `assemble` once the state folder is open: read checkpoint and journal, where a training script
+    is asked for its steps again. Raises SottoError."""
     common = _common_parts(local, watcher, wall_clock)
     build = _pair_parts if local.setup.spec.asynchronous else _round_parts
     training = build(common)
@@ -321,7 +319,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
             now=runtime.now,
             statements=local.statements,
         ),
-        cadence=CheckpointCadence(config.state, config.run.rounds),
+        cadence=CheckpointCadence(config.state, config.run.rounds, local.regular),
         metrics=MetricsWriter(local.metrics, neighbors, local.roster.numbering),
         watcher=watcher,
         admissions=Admissions(
@@ -384,8 +382,14 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         protocol_of=protocol_of,
         **local.durability,
     )
+    if isinstance(local.trainer, RecordedSteps):
+        state, have_spoken = durable.disk_state, common.releases.have_spoken
+        # While the journal is replayed there is nobody to be asked.
+        local.trainer.all_speak = lambda protocol: state.protocol >= protocol or have_spoken(protocol)
     missing = MissingRows(local, common.evaluations, common.own, metrics)
-    recovered = recover_rounds(durable, local, runtime, neighbors, common.evaluations, missing, audit_log)
+    recovered = recover_rounds(
+        durable, local, runtime, neighbors, common.evaluations, missing, audit_log, common.watcher
+    )
     common.cadence.add_round(recovered.seconds)
     member_links = MemberLinks(local, neighbors, durable, common.watcher, common.admissions)
     member_links.know_partners()

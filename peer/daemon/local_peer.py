@@ -14,6 +14,7 @@ from typing import TypedDict
 from peer import __version__
 from peer.config.options import Config
 from peer.config.precision_choice import FASTEST, PrecisionChoice
+from peer.daemon.checkpoint_cadence import regular_interval
 from peer.daemon.device.kept import keep_model_form, settle_chosen, settle_privacy, settle_rates
 from peer.daemon.members import first_peer_list
 from peer.daemon.members.roster import Roster
@@ -24,7 +25,7 @@ from peer.net.security.credentials import Credentials, load_credentials
 from peer.node.disk_state import Durability
 from peer.node.local_steps import RecordedSteps
 from peer.run.machine import machine_facts
-from peer.run.plan import build_compressor, why_no_changes, why_no_rejoin
+from peer.run.plan import algorithm_spec, build_compressor, why_no_changes, why_no_rejoin
 from peer.run.privacy_budget import Budget
 from peer.run.setup import PeerTrainer, RunSetup
 from peer.state import incarnation
@@ -72,11 +73,16 @@ class LocalPeer:
             away = StateError(f"state.directory: {place.parent} does not exist; mount its disk, or make that folder")
             away.may_pass = True
             raise away
+        if isinstance(loop, RecordedSteps) and algorithm_spec(config).asynchronous:
+            loop.records_all = True
+        repeats = isinstance(loop, RecordedSteps) and not loop.records_all
+        self.regular = regular_interval(config, loop.layout.size if loop is not None and repeats else None)
+        """Rounds between regular checkpoints; 0: none."""
         # Before the data is read, which takes long, so that a second daemon on the same folder fails at once.
         self.folder = StateFolder(
             base / config.state.directory,
             keep=config.state.keep_checkpoints,
-            regular=config.state.checkpoint_every_rounds,
+            regular=self.regular,
         )
         if self.folder.why_not_private is not None:
             log.warning(
@@ -168,13 +174,13 @@ class LocalPeer:
             # either.
             "durability": "power" if self.steps_are_recorded else options.durability,
             "keep_checkpoints": options.keep_checkpoints,
-            "regular": options.checkpoint_every_rounds,
+            "regular": self.regular,
             "repeatable": self.trainer.repeatable,
         }
 
     @property
     def steps_are_recorded(self) -> bool:
-        """Whether local steps are in the journal, because they cannot be computed again."""
+        """Whether local steps are a training script's, which alone can compute them again."""
         return isinstance(self.trainer, RecordedSteps)
 
     @property

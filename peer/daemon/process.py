@@ -48,6 +48,7 @@ from peer.daemon.saving import sync_now_and_then
 from peer.errors import INTERRUPTED, DataError, DivergenceError, SottoError, StateError, TaskError
 from peer.net.address import split_address, why_not_bound
 from peer.node.divergence_guard import reason_to_stop
+from peer.node.local_steps import RecordedSteps
 from peer.records import ACCURACY, RoundRecord
 from peer.run.plan import refuse_errors, validate_config
 from peer.state.disk import private_files, writing
@@ -252,7 +253,8 @@ class Daemon:
     async def _train(self) -> None:
         """Train until the last round, a stop, or a divergence."""
         try:
-            if self.local.steps_are_recorded and not self.loop.round and not self.saver.has_checkpoint:
+            has_checkpoint = self.parts.training.disk_state.checkpoint_bytes > 0
+            if self.local.steps_are_recorded and not self.loop.round and not has_checkpoint:
                 # The journal leads to the same model only from the one that the script began with.
                 await self.saver.checkpoint()
             if self._class_votes is not None:
@@ -289,7 +291,9 @@ class Daemon:
         done = self.loop.round
         if self._evaluations.is_due(done):
             await self._evaluate(done)
-        if self._cadence.is_due(done, self.saver.journal_bytes):
+        disk, trainer = self.parts.training.disk_state, self.local.trainer
+        repeats = isinstance(trainer, RecordedSteps) and not trainer.records_all
+        if self._cadence.is_due(done, disk.journal_bytes, disk.checkpoint_bytes if repeats else None):
             await self.saver.checkpoint()
         self._metrics.put_links_if_due(self.runtime.now())
 

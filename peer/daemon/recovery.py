@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,13 +18,16 @@ from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes.evaluations import Evaluations, Models, OwnEvaluation, parse_stored
 from peer.daemon.operator.audit_log import AuditLog, EventLog
 from peer.daemon.runtime import Runtime
+from peer.daemon.watcher import Watcher
 from peer.errors import StateError
 from peer.gossip.effects import Effects
 from peer.gossip.membership import Change, ChangeKind
 from peer.node.disk_state import PeerRecovery
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
+from peer.node.local_steps import RecordedSteps
 from peer.records import RoundRecord
+from peer.state.metrics import EvaluationRecord
 
 log = logging.getLogger("sotto")
 
@@ -43,7 +46,7 @@ class MissingRows:
 
     def __init__(self, local: LocalPeer, evaluations: Evaluations, own: OwnEvaluation, metrics: MetricsWriter) -> None:
         self._store, self._evaluations, self._own, self._metrics = local.metrics, evaluations, own, metrics
-        self._evaluated = {record.round for record in self._store.evaluations() if record.peer == local.index}
+        self._evaluated = [record for record in self._store.evaluations() if record.peer == local.index]
         self._rounds: set[int] | None = None
 
     def lack(self, round_: int) -> bool:
@@ -52,14 +55,17 @@ class MissingRows:
             self._rounds = {known.round for known in self._store.rounds(after=round_ - 1)}
         return round_ not in self._rounds
 
-    def add(self, record: RoundRecord, models: Callable[[], Models], *, with_links: bool) -> None:
+    def add(self, record: RoundRecord, models: Callable[[], Models], *, with_links: bool) -> Sequence[EvaluationRecord]:
         """Write the row of a round that was repeated, those of its links if their frames were counted, and evaluate the
-        model after it, where these are missing."""
+        model after it, where these are missing; return its evaluation, if it has one."""
         if self.lack(record.round):
             self._metrics.put_repeated_round(record, with_links=with_links)
         done = record.round + 1
-        if self._evaluations.is_due(done) and done not in self._evaluated:
-            self._metrics.put_evaluations(self._own.measure(done, models()))
+        found = [each for each in self._evaluated if each.round == done]
+        if self._evaluations.is_due(done) and not found:
+            found = self._own.measure(done, models())
+            self._metrics.put_evaluations(found)
+        return found
 
 
 def recover_rounds(
@@ -70,8 +76,10 @@ def recover_rounds(
     evaluations: Evaluations,
     missing: MissingRows,
     audit_log: AuditLog | None,
+    watcher: Watcher,
 ) -> Recovered:
-    """Go back to where a peer of a run in rounds was. Raises StateError, with the folder."""
+    """Go back to where a peer of a run in rounds was. A script that repeats its steps hears of the rounds again. Raises
+    StateError, with the folder."""
     started, participant = time.perf_counter(), durable.participant
 
     def on_round(effects: Effects) -> None:
@@ -81,7 +89,12 @@ def recover_rounds(
             for outgoing in effects.frames:
                 neighbors.count(outgoing)
         algorithm = participant.algorithm
-        missing.add(record, lambda: Models(participant.model(), algorithm.x, algorithm.u), with_links=True)
+        is_again = isinstance(local.trainer, RecordedSteps) and not local.trainer.was_recalled
+        if is_again:
+            watcher.round_done(record)
+        found = missing.add(record, lambda: Models(participant.model(), algorithm.x, algorithm.u), with_links=True)
+        for each in found if is_again else ():
+            watcher.evaluated(each, local.name)
         if audit_log is not None:
             audit_log.close_round(record.round, algorithm)
 

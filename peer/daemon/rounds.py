@@ -143,8 +143,8 @@ class RoundLoop:
                     return None
                 record = await self._take_frames()
         self._saver.is_at_rest = False
-        # Rounds in the journal need not be trained again.
-        self._cadence.add_round(record.gossip_s + (0.0 if self._steps_are_recorded else record.train_s))
+        # A script's steps are repeated by their number (`checkpoint_cadence.regular_interval`).
+        self._cadence.add_round(0.0 if self._steps_are_recorded else record.gossip_s + record.train_s)
         if self._audit_log is not None:
             await self._runtime.work(self._audit_log.close_round, record.round, self.participant.algorithm)
         await self._replica_check.after_round(record.round)

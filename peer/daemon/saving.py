@@ -25,16 +25,6 @@ _SYNC_EVERY_S = 1.0
 class Saver(Protocol):
     """The daemon's interface to both savers. Every method raises StateError if the disk refuses."""
 
-    @property
-    def journal_bytes(self) -> int:
-        """Size of the journal since the last checkpoint."""
-        ...
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether there is a checkpoint to go back to."""
-        ...
-
     async def checkpoint(self) -> None:
         """Save the state, between rounds."""
         ...
@@ -79,16 +69,6 @@ class RoundSaver:
         """Whether no round is under way, and all is done that follows from the last one. The loop says so."""
         self._local, self._runtime, self._durable, self._frames = local, runtime, durable, frames
         self._cadence, self._metrics = cadence, metrics
-
-    @property
-    def journal_bytes(self) -> int:
-        """Size of the journal since the last checkpoint."""
-        return self._durable.disk_state.journal_bytes
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether there is a checkpoint to go back to."""
-        return self._durable.disk_state.checkpoint_bytes > 0
 
     async def checkpoint(self, *, anew: bool = False) -> None:
         """Save the state, between rounds; `anew` even where there is a checkpoint of this round."""
@@ -144,16 +124,6 @@ class PairSaver:
     ) -> None:
         self._local, self._runtime, self._durable, self._exchanges = local, runtime, durable, exchanges
         self._cadence, self._metrics, self._evaluations, self._audit_log = cadence, metrics, evaluations, audit_log
-
-    @property
-    def journal_bytes(self) -> int:
-        """Size of the journal since the last checkpoint."""
-        return self._durable.disk_state.journal_bytes
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether there is a checkpoint to go back to."""
-        return self._durable.disk_state.checkpoint_bytes > 0
 
     async def checkpoint(self) -> None:
         """Save the state, between steps."""

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from peer.config.options import Config
-from peer.daemon.assembly import Parts, assemble
+from peer.daemon.assembly import assemble_around
+from peer.daemon.local_peer import LocalPeer
 from peer.daemon.members import rejoining
 from peer.daemon.members.first_peer_list import settle
 from peer.daemon.process import Daemon, Patience, require_addresses
@@ -27,7 +28,7 @@ from peer.errors import SottoError, UsageError
 from peer.gossip.membership import Change, ChangeKind
 from peer.library.events import Evaluated, MemberChange, PeersLate, RoundDone
 from peer.library.loop_steps import LoopSteps
-from peer.library.meeting import End, Meeting
+from peer.library.meeting import End, Meeting, Restored
 from peer.library.place import Host, Place, read_config
 from peer.records import RoundRecord
 from peer.run.plan import final_rounds, refuse_errors, validate_config
@@ -102,8 +103,10 @@ class Background(Host):
         """Held while it is decided whether the thread does anything, or was told to stop before."""
         self._has_begun, self._is_over = False, False
         self._loop: asyncio.AbstractEventLoop
-        self._daemon: Daemon | None = None
+        self._local: LocalPeer | None = None
         """None while there is nothing to close."""
+        self._daemon: Daemon | None = None
+        """None until the journal was replayed."""
         self._config: Config
         self._runtime: Runtime
         """The runtime to be told to stop."""
@@ -133,25 +136,20 @@ class Background(Host):
         base = self._path.parent
         for finding in refuse_errors(validate_config(settle(config, base).config, base)):
             daemon_log.warning("%s: %s", finding.key, finding.sentence)
-        parts = self._parts(steps, config)
-        self._config, self._daemon = config, Daemon(parts)
+        self._config, self._local = config, self._opened(steps, config)
         said = ScriptSays(config.run.rounds, steps.criteria)
-        SCRIPT_SAYS.keep(parts.common.local.folder.disk, said)
-        self._runtime = self._daemon.runtime
+        SCRIPT_SAYS.keep(self._local.folder.disk, said)
         _open[self._path] = self
-        return config.run.rounds - final_rounds(config, parts.common.local.setup.schedule) - 1
+        return config.run.rounds - final_rounds(config, self._local.setup.schedule) - 1
 
-    def _parts(self, steps: LoopSteps, config: Config) -> Parts:
-        """Return the parts of the daemon; passing obstacles, as after a boot, are waited out. Raises SottoError."""
+    def _opened(self, steps: LoopSteps, config: Config) -> LocalPeer:
+        """Return the peer's opened files; passing obstacles, as after a boot, are waited out. Raises SottoError."""
         base, patience = self._path.parent, Patience(config, self._path.parent)
         while True:
             try:
                 # The daemon listens in its own thread, when nothing of it can be made anew.
                 require_addresses(config)
-                watcher = Messenger(self._meeting)
-                return assemble(
-                    config, base, lambda: self._derive(read_config(self._path)[0]), loop=steps, watcher=watcher
-                )
+                return LocalPeer(config, base, steps)
             except SottoError as error:
                 patience.wait(error)
 
@@ -172,6 +170,9 @@ class Background(Host):
             self._runtime.request_stop(reason, at_once=True)
             self._meeting.abandon()
 
+        if self._daemon is None:
+            # It may be asking for steps again, and look at nothing else.
+            self._meeting.abandon()
         # It may have ended by itself, and its loop with it.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(stop)
@@ -185,18 +186,19 @@ class Background(Host):
         """See `Daemon.let_go_in_fork`."""
         if self._daemon is not None:
             self._daemon.let_go_in_fork()
+        elif self._local is not None:
+            self._local.folder.close()
 
     def _run(self) -> None:
         with self._begins:
             if self._is_over:
                 return
             self._has_begun = True
-        assert self._daemon is not None
         end = End()
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 try:
-                    runner.run(self._daemon.main(heeds_signals=False))
+                    runner.run(self._main())
                     end = End(reason=self._runtime.stop_reason)
                 except rejoining.LOST as error:
                     if self._runtime.stops:
@@ -213,6 +215,18 @@ class Background(Host):
             finally:
                 self._meeting.end(end)
 
+    async def _main(self) -> None:
+        assert self._local is not None
+
+        def reread() -> Config:
+            return self._derive(read_config(self._path)[0])
+
+        # The script is asked for steps that it is to repeat, so that this is not done in its own thread.
+        parts = assemble_around(self._local, self._config, reread, Messenger(self._meeting))
+        self._daemon, self._runtime = Daemon(parts), parts.common.runtime
+        self._meeting.tell(Restored())
+        await self._daemon.main(heeds_signals=False)
+
     async def _come_back(self, error: rejoining.Lost) -> End:
         """Return how a peer ends that was declared lost, or is going to be. Raises `error` where that is for good."""
         config, base = self._config, self._path.parent
@@ -225,11 +239,11 @@ class Background(Host):
         return End(begin_again=partial(rejoining.begin, incarnation, config, base))
 
     def _close(self) -> None:
-        daemon, self._daemon = self._daemon, None
-        if daemon is None:
+        daemon, local, self._daemon, self._local = self._daemon, self._local, None, None
+        if local is None:
             return
         try:
-            daemon.close()
+            (daemon or local).close()
         finally:
             _open.pop(self._path, None)
 

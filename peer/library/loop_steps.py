@@ -4,17 +4,17 @@ In place of a gradient stands the displacement Δ = z − w: the script got the 
 outer learning rate γ = 1 and without outer momentum the algorithm's step x ← x − γ Δ is the script's own. With Nesterov
 momentum it is the outer step of DiLoCo: m ← β m + Δ, x ← x − γ (Δ + β m).
 
-The script cannot repeat its steps to the bit. Its answer is therefore journaled, with the state that it had when the
-round began. A script that is started again trains the last journaled round once more from there, and its new answer is
-not used. Work of the script between an exchange and the next round is thus never lost: the scheduler's step, a moving
-average.
+A checkpoint holds the state that the script had when its last round began. A script that is started again trains that
+round once more from there, and its new answer is not used: work of the script between an exchange and the next round,
+such as the scheduler's step, is thus never lost. The rounds since are in the journal. Where arithmetic is repeatable,
+that holds nothing of the script: the replay asks it for its steps again. Elsewhere, and once repeated steps came out
+otherwise, it holds each answer and each such state, and the script goes on from the last one.
 """
 
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from peer.errors import StateError
 from peer.library.meeting import Evaluate, Finish, Meeting, Train
 from peer.library.parameters import ExchangedParameters, Vector
 from peer.node.checkpoint_arrays import Arrays, group, grouped
+from peer.node.disk_state import model_digest
 from peer.node.local_steps import RecordedSteps
 from peer.protocol import OLDEST, SNAPSHOT
 from peer.records import ACCURACY, Criterion, ModelParts
@@ -85,27 +86,33 @@ class LoopSteps(RecordedSteps):
         rounds: int,
         *,
         script: Arrays,
-        measure: Callable[[Vector], Evaluation],
         criteria: tuple[Criterion, ...] = (ACCURACY,),
         overlap: bool = False,
         meanings: tuple[Meaning, ...] = (),
     ) -> None:
-        """`options`: outer learning rate and momentum. `script`: what the script begins with. `measure(z)` returns
-        figures of the model at z, by the `criteria`, in the script's thread. `overlap`: whether the script goes on from
-        z − displacement while the exchange is under way. `meanings`: what the numbers in its data stand for."""
+        """`options`: outer learning rate and momentum. `script`: what the script begins with. `criteria`: of its
+        evaluations. `overlap`: whether the script goes on from z − displacement while the exchange is under way.
+        `meanings`: what the numbers in its data stand for."""
         self.meeting, self.script, self.meanings, self.criteria = meeting, script, meanings, criteria
         self.repeats: Repeated | None = None
         """The round that `script` is the beginning of, once its displacement is known."""
         self.was_restored = False
         """Whether `script` is that of an earlier process."""
-        self._parameters, self._measure, self._overlap = parameters, measure, overlap
+        self._parameters, self._overlap = parameters, overlap
         self._options = options
         self._momentum, self._rates = make_momentum(options), learning_rates(options, rounds)
         self._start, self._start_model = parameters.vector(), parameters.start_model()
         self._stepped: ScriptStep | None = None
         self._recalled: ScriptStep | None = None
+        self._expected: npt.NDArray[Any] | None = None
+        """Digest of what the coming step came to before a crash."""
         self._recorded: Arrays = {}
-        """The script's state in the journal and in the checkpoint before it."""
+        """The script's state in the journal that is replayed, and in the checkpoint before it."""
+        self._written: Arrays = {}
+        """The script's state in the record that this process wrote for the round before; empty if it wrote none."""
+        self.records_all = not parameters.are_on_cpu
+        self._records_next = False
+        """Whether the next step is recorded in any case: what is saved of the script is no beginning of a round."""
 
     def anew(self, meeting: Meeting, script: Arrays) -> LoopSteps:
         """Return the local steps of the same script for a peer that joins the run once more, without outer momentum:
@@ -114,7 +121,7 @@ class LoopSteps(RecordedSteps):
         fresh.meeting, fresh.script, fresh.was_restored = meeting, script, False
         fresh._momentum = make_momentum(self._options)
         fresh._stepped = fresh._recalled = fresh.repeats = None
-        fresh._recorded = {}
+        fresh._recorded, fresh._written, fresh._records_next = {}, {}, True
         return fresh
 
     # Members of peers in every kind of training.
@@ -142,12 +149,16 @@ class LoopSteps(RecordedSteps):
     def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> LoopStep:
         """Return the result of the script's steps from z, once they are done. Raises StepAbandoned if they never
         are."""
+        self.was_recalled = self._recalled is not None
         if self._recalled is not None:
             self._stepped, self._recalled = self._recalled, None
         else:
             stepped = self.meeting.ask(Train(np.array(z, np.float32), t))
             assert isinstance(stepped, ScriptStep)
             self._stepped = stepped
+            if self._expected is not None and self._expected[0] != model_digest(stepped.displacement):
+                self.differs = self.records_all = True
+            self._expected = None
         self.script = self._stepped.script
         began = np.array(z, np.float32)
         if self._overlap:
@@ -160,10 +171,7 @@ class LoopSteps(RecordedSteps):
 
     def evaluate(self, z: FloatArray, split: Split = "test") -> Evaluation:
         """Return the script's evaluation of the model at z; an empty one if it has none."""
-        model = np.array(z, np.float32)
-        # While a journal is repeated, the script's thread is the one that asks.
-        is_script = threading.current_thread() is self.meeting.owner
-        found: Evaluation = self._measure(model) if is_script else self.meeting.ask(Evaluate(model))
+        found: Evaluation = self.meeting.ask(Evaluate(np.array(z, np.float32)))
         return found
 
     def save_model(self, z: FloatArray, path: Path) -> None:
@@ -182,11 +190,14 @@ class LoopSteps(RecordedSteps):
         return OLDEST if self.repeats is None else SNAPSHOT
 
     def record(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Return the last local step for the journal. Parts of the script's state that have not changed since the
-        record or the checkpoint before it are left out."""
+        """Return the last local step for the journal; where the script is to repeat it, a digest of it. Parts of the
+        script's state that have not changed since the record before it are left out."""
         assert self._stepped is not None
-        stepped, before = self._stepped, self._recorded
-        self._recorded = stepped.script
+        stepped, before = self._stepped, self._written
+        if not (self.records_all or self._records_next or stepped.is_behind):
+            self._written = {}
+            return {"digest": np.array([model_digest(stepped.displacement)], np.uint64)}
+        self._written, self._records_next = stepped.script, stepped.is_behind
         loss = np.array([np.nan if stepped.loss is None else stepped.loss])
         step = {"displacement": stepped.displacement, "loss": loss}
         if stepped.is_behind:
@@ -196,7 +207,10 @@ class LoopSteps(RecordedSteps):
         return grouped(step=step, script=news, start={"same": np.frombuffer("\n".join(same).encode(), np.uint8)})
 
     def recall(self, record: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take a step from the journal as the next one."""
+        """Take a step from the journal as the next one, or as what it is to come to."""
+        if record.keys() == {"digest"}:
+            self._expected = record["digest"]
+            return
         step, script, start = group(record, "step"), group(record, "script"), group(record, "start")
         if step.keys() != {"displacement", "loss"} or step["displacement"].shape != self._start.shape:
             raise StateError("the journal holds a local step of another model; use a new state folder")
@@ -205,7 +219,7 @@ class LoopSteps(RecordedSteps):
             if not self._recorded.keys() >= {*same}:
                 raise StateError("the journal holds a local step that refers to one before it, which is not there")
             script |= {name: self._recorded[name] for name in same}
-        loss, self._recorded = float(step["loss"][0]), script
+        loss, self._recorded, self._records_next = float(step["loss"][0]), script, not start
         loss_or_none = None if np.isnan(loss) else loss
         self._recalled = ScriptStep(step["displacement"], loss_or_none, script, is_behind=not start)
         self.was_restored = True
@@ -220,6 +234,8 @@ class LoopSteps(RecordedSteps):
             "buffers": model.buffers.entries,
         }
         groups: dict[str, Arrays] = {"start": {name: np.frombuffer(value, np.uint8) for name, value in parts.items()}}
+        if self.records_all:
+            groups["records"] = {"all": np.ones(1, bool)}
         if self.repeats is not None:
             groups["repeats"] = {"round": np.array([self.repeats.t]), "model": self.repeats.model}
         return grouped(momentum=self._momentum.state(), script=self.script, **groups)
@@ -233,8 +249,9 @@ class LoopSteps(RecordedSteps):
         self._momentum.restore(momentum)
         self._restore_start(group(state, "start"))
         self.repeats = Repeated(int(repeats["round"][0]), np.array(repeats["model"])) if repeats else None
+        self._records_next = self.repeats is None
         self.script, self.was_restored = group(state, "script"), True
-        self._recorded = self.script
+        self._recorded, self.records_all = self.script, self.records_all or bool(group(state, "records"))
 
     def _restore_start(self, start: Arrays) -> None:
         parts = {name: value.tobytes() for name, value in start.items()}

@@ -58,6 +58,11 @@ class End:
     """For a peer that was declared lost and may take part again: sets its old state aside. Raises StateError."""
 
 
+@dataclass(frozen=True)
+class Restored:
+    """Event: the peer has gone back to where it was, without asking for any step."""
+
+
 Request: TypeAlias = Train | Evaluate | Finish
 
 

@@ -121,6 +121,11 @@ class ExchangedParameters:
                 )
 
     @property
+    def are_on_cpu(self) -> bool:
+        """Whether they are where arithmetic is repeatable."""
+        return all(each.device.type == "cpu" for each in self._parameters.values())
+
+    @property
     def exchanged(self) -> Mapping[str, nn.Parameter]:
         """The parameters that are exchanged, by name, in the order of the vector."""
         return self._parameters

@@ -25,7 +25,7 @@ from peer.library.here import SIMULATED, is_alone, place
 from peer.library.kept_state import Keepable, Kept, LooseValues, pack, unpack
 from peer.library.loop_steps import LoopSteps, Repeated, ScriptStep
 from peer.library.measured import Measure, Measures
-from peer.library.meeting import End, Evaluate, Finish, Train
+from peer.library.meeting import End, Evaluate, Finish, Restored, Train
 from peer.library.parameters import ExchangedParameters, Vector, factors_apart
 from peer.library.place import Place, derive_config
 from peer.library.random_state import RandomNumbers, draw_apart
@@ -256,19 +256,19 @@ class Peer:
                 self._outer_options(),
                 self.rounds,
                 script=self._script_state(self._parameters.vector() if self._overlap else None),
-                measure=self._measure,
                 criteria=self._measures.criteria,
                 overlap=self._overlap,
                 meanings=self._meanings,
             )
             self._last_round = self._host.open(steps, self._config)
             _joined_models.add(id(self._parameters.model))
+            self._host.start()
+            self._await_restored()
             model = self._resume(steps.script) if steps.was_restored else None
             self._repeats = steps.repeats if steps.was_restored else None
             if not steps.was_restored and (self.index == 0 or SIMULATED.get() is None):
                 # A mistake in `evaluate` would otherwise come to light after hours, at the first evaluation.
                 self._measure(self._parameters.vector())
-            self._host.start()
             self._state = "training"
             if self._repeats is None:
                 self._await_model(model)
@@ -543,6 +543,23 @@ class Peer:
         assert self._base is not None
         return None if not self._overlap and self._parameters.is_at(self._base) else self._parameters.vector()
 
+    def _await_restored(self) -> None:
+        """Return when it is known from which state the script goes on. Raises SottoError where the peer cannot."""
+        while True:
+            match self._meeting.next():
+                case None:
+                    events = self._meeting.events()
+                    for event in events:
+                        self._tell(event)
+                    if Restored() in events:
+                        return
+                case Evaluate(z):
+                    self._meeting.answer(self._measure(z))
+                case End(error) if error is not None:
+                    raise error
+                case _:
+                    return
+
     def _await_request(self) -> None:
         """Serve the peer's requests until it asks to train, or has ended."""
         while True:
@@ -708,9 +725,9 @@ def join(
     - `every`: number of gradient steps in each round, the same on all peers.
     - `steps`: number of gradient steps of the whole run, the same on all peers, rounded up to whole rounds. It takes
       the place of `run.rounds` in the configuration.
-    - `keep`: objects with `state_dict` and `load_state_dict` that are saved with the model in every round, such as
-      optimizer, scheduler, gradient scaler, a stateful loader or a moving average of the model, and generators of
-      random numbers of the script's own.
+    - `keep`: objects with `state_dict` and `load_state_dict` that are saved with the model, such as optimizer,
+      scheduler, gradient scaler, a stateful loader or a moving average of the model, and generators of random numbers
+      of the script's own. A script that is started again after a crash goes back to them and repeats its steps since.
     - `private`: names of parameters that are trained and stay on this device, such as a head or norms of its own; `*`
       stands for any text. The same on all peers.
     - `meaning`: what the numbers in the data stand for, in their order, such as `{"classes": dataset.classes}`. Peers

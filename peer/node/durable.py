@@ -83,6 +83,8 @@ class DurablePeer:
         self.left_out: frozenset[int] = frozenset()
         """Receivers that got no weight in the last round, because they had not confirmed anything for long."""
         self._repeatable, self._protocol_of = repeatable, protocol_of
+        self._has_script_steps = False
+        """Whether the journal since the checkpoint leaves steps out that a training script is to repeat."""
         self._repairs, self._notices = RepairBudget(), Allowances(rate=NOTICES_PER_S, burst=NOTICES_AT_ONCE)
         self._told: set[tuple[int, Change]] = set()
         """(neighbour, change of members that it announced or passed on), since this process began."""
@@ -109,7 +111,7 @@ class DurablePeer:
         replay = Replay(self._peer, recovery, on_round, repeatable=self._repeatable)
         for round_, name, content in self.disk_state.journals(recovery):
             replay.run(name, round_, content.records)
-        self.participant.reaches.is_replaying = False
+        self.participant.reaches.is_replaying, self._has_script_steps = False, replay.has_script_steps
         said = self.participant.membership.own_words.take_new()
         if replay.unsent is not None or said:
             self._append(*map(Signed, said))
@@ -182,6 +184,7 @@ class DurablePeer:
         # crash in between only means that the local step is done again.
         stepped = self.participant.recorded_step()
         self.disk_state.pin(max((each.needs for each in stepped), default=OLDEST))
+        self._has_script_steps |= any(each.is_repeated for each in stepped)
         return self._journaled(self._peer.begin(record), *stepped, record, always=True)
 
     def receive(self, peer: int, seq: int, frame: bytes, now: float) -> Effects:
@@ -353,7 +356,7 @@ class DurablePeer:
     def _sent(self, made: Collection[OutgoingFrame]) -> Sent | Checked:
         frames = tuple((outgoing.receiver, outgoing.seq, outgoing.frame) for outgoing in made)
         sent = Sent(self.participant.round, self._peer.digest(), frames)
-        return Checked.of(sent) if self._repeatable else sent
+        return Checked.of(sent) if self._repeatable and not self._has_script_steps else sent
 
     def _append(self, *records: Record) -> None:
         receipts = self.links.take_new_receipts()
@@ -413,7 +416,7 @@ class DurablePeer:
             {**values, **description, **link_values, **inbox_values},
             {**arrays, **link_arrays, **inbox_arrays},
         )
-        self.durable_round = round_
+        self.durable_round, self._has_script_steps = round_, False
         return self.links.mark_durable(links.received)
 
     def go_back(self, round_: int) -> int:

@@ -35,8 +35,15 @@ class LocalSteps(Protocol):
 
 
 class RecordedSteps(ABC):
-    """Local steps that cannot be computed again, because their code is the user's: they go into the journal."""
+    """Local steps whose code is the user's, which alone can compute them again. They go into the journal, unless the
+    code goes back to the newest checkpoint after a crash and repeats its steps since."""
 
+    records_all: bool
+    """Whether all steps go into the journal."""
+    was_recalled = False
+    """Whether the last step came from the journal."""
+    differs = False
+    """Whether a step was repeated to another result than before. All steps go into the journal from then on."""
     all_speak: Callable[[int], bool] = staticmethod(lambda protocol: True)
     """Whether all members speak a version of the protocol, as far as the peer's driver knows. For any thread."""
 
@@ -47,12 +54,12 @@ class RecordedSteps(ABC):
 
     @abstractmethod
     def record(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Return the result of the last call of `gradient`, for `recall`."""
+        """Return the result of the last call of `gradient`, for `recall`; where the code is to repeat it, a digest."""
 
     @abstractmethod
     def recall(self, record: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Let the next call of `gradient` repeat a result that `record` returned before a crash. Raises StateError if
-        it cannot be that."""
+        """Let the next call of `gradient` repeat a result that `record` returned before a crash, or compare its result
+        with such a digest. Raises StateError if it cannot be that."""
 
 
 class StepAbandoned(Exception):

@@ -4,7 +4,8 @@ The journal holds the peer's inputs (a frame, a time, a decision taken by the cl
 resulting frames and a digest of the state. Everything in between is computed again. If the frames differ from those
 that the neighbours were sent, going on would be silent corruption: the replay stops with a StateError instead. If
 arithmetic is not repeatable (a GPU), the journal holds the frames themselves. They are imposed on the algorithm, and
-differences by rounding stay inside this peer.
+differences by rounding stay inside this peer. The same is done from the first step on that a training script repeats to
+another result than before.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Replay:
         self._peer, self._participant = peer, peer.participant
         self._recovery, self._on_round = recovery, on_round
         self._repeatable = repeatable
+        self.has_script_steps = False
+        """Whether the journals leave steps out that a training script repeats."""
         self.unsent: Sequence[OutgoingFrame] | None = None
         """Own numbered frames that were just made, while the record of their sending has yet to come. At the end of the
         last journal, frames that the crash kept from the journal, so that nobody has them; None if there are none."""
@@ -83,22 +86,31 @@ class Replay:
                     self._recall_words(records[position + 1 :])
                     if stepped is not None:
                         recall_step(name, self._participant.local_steps, stepped)
+                        self.has_script_steps |= stepped.is_repeated
                         stepped = None
-                    if not self._repeatable:
-                        self._impose(records[position + 1 :])
-                    self._performed(record, self._begin(name, record))
+                    self._performed(record, self._begin(name, record, records[position + 1 :]))
                 case _:
                     self._recall_words(records[position + 1 :])
                     self._performed(record, self._repeat(name, record))
         self._participant.membership.own_words.recall((), is_all=False)
 
-    def _begin(self, name: str, record: Begun) -> Effects:
+    def _begin(self, name: str, record: Begun, following: Sequence[Record]) -> Effects:
         if record.round != self._participant.round:
             raise gives_other_bits(name, f"round {self._participant.round}, not {record.round}")
         if record.variant is not None:
             self._participant.ready(record.now)
             self._participant.use_variant(record.variant)
         self._participant.step()
+        steps = self._participant.local_steps
+        if self._repeatable and isinstance(steps, RecordedSteps) and steps.differs:
+            self._repeatable = False
+            self._recovery.notices.append(
+                f"{name}: the script's steps of round {record.round} come to another result than before. What the"
+                " neighbours were sent counts, and every round is saved from now on; is all in keep that the script"
+                " draws numbers or data from?"
+            )
+        if not self._repeatable:
+            self._impose(following)
         return self._peer.begin(record)
 
     def _repeat(self, name: str, record: Record) -> Effects:

@@ -200,13 +200,18 @@ class Called:
 
 @dataclass(frozen=True)
 class Stepped:
-    """A local step was done that cannot be computed again: its code is the user's."""
+    """A local step was done whose code is the user's."""
 
     round: int
     arrays: Mapping[str, npt.NDArray[Any]]
     """Result of the step (`node.local_steps.RecordedSteps`)."""
     needs: int = field(default=OLDEST, compare=False)
     """The version of the protocol whose releases can read it; not in the journal itself."""
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the user's code repeats the step: only a digest of its result is here."""
+        return self.arrays.keys() == {"digest"}
 
 
 Record: TypeAlias = (

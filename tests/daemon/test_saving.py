@@ -37,7 +37,7 @@ class Durable:
 class Peer:
     def __init__(self) -> None:
         self.runtime, self.durable = Runtime(), Durable()
-        self.cadence = CheckpointCadence(StateOptions(checkpoint_every_rounds=0), rounds=50)
+        self.cadence = CheckpointCadence(StateOptions(), rounds=50, every=0)
         self.confirmed: list[Any] = []
         self.flushed = 0
         self.saver = RoundSaver(

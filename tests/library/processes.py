@@ -21,6 +21,8 @@ from tests.library.scripts import Outcome, as_file, as_process, outcomes
 
 _UNTIL_EXCHANGED = 7
 """Steps that a script with `every=3` takes until its first exchange is over, also if it goes on meanwhile."""
+_BEYOND = 15
+"""Steps by which it gets further each time before it is killed again: what it repeats is behind it by then."""
 
 _context = multiprocessing.get_context("forkserver")
 # The first optimizer of a process imports the compiler of torch, which takes as long as all else.
@@ -59,24 +61,32 @@ def kill_now_and_then(
 ) -> None:
     """Kill a process with SIGKILL at random, `kills` times, each in the midst of its training, and start it again. By
     then it has exchanged, however slow this machine is."""
-    numbers = random.Random(seed)
+    numbers, reached = random.Random(seed), dict.fromkeys(files, 0)
     for kill in range(kills):
         index, starts = kill % len(files), kill // len(files) + 1
         while len(starts_of(files[index])) < starts:
             assert processes[index].is_alive(), (files[index].parent / "log.txt").read_text()
             time.sleep(0.05)
-        while _steps_since_the_start(files[index]) < _UNTIL_EXCHANGED:
+        while (
+            _steps_since_the_start(files[index]) < _UNTIL_EXCHANGED or last_step(files[index]) < reached[files[index]]
+        ):
             assert processes[index].is_alive(), (files[index].parent / "log.txt").read_text()
             time.sleep(0.05)
         time.sleep(numbers.uniform(0.1, 0.6))
         assert processes[index].is_alive(), "it was over before it could be killed: give it more rounds"
         processes[index].kill()
         processes[index].join()
+        reached[files[index]] = last_step(files[index]) + _BEYOND
         processes[index] = start(script, files[index], **options)
 
 
 def _steps_since_the_start(file: Path) -> int:
     return (file.parent / "log.txt").read_text().rpartition("begins at step")[2].count("has done step")
+
+
+def last_step(file: Path) -> int:
+    """Return the step that a script has done last, in any of its processes."""
+    return int((file.parent / "log.txt").read_text().rpartition("has done step ")[2].partition("\n")[0] or 0)
 
 
 def starts_of(file: Path) -> list[int]:

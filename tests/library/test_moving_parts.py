@@ -19,6 +19,7 @@ from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from peer.library.kept_state import LooseValues
+from peer.library.parameters import ExchangedParameters
 from tests.library.processes import check_mass
 from tests.library.scripts import write_kits
 
@@ -388,8 +389,11 @@ def test_a_script_may_accumulate_and_be_stopped(tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_a_round_that_comes_out_otherwise_counts_as_it_was_journaled(tmp_path: Path) -> None:
+def test_a_round_that_comes_out_otherwise_counts_as_it_was_journaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a GPU it differs by rounding; here by far more. Neighbours have what was sent, which is what must count."""
+    monkeypatch.setattr(ExchangedParameters, "are_on_cpu", False)
     file, after_exchange = kit(tmp_path, "state.keep_checkpoints=100"), []
 
     def part(noise: float, rounds: int) -> list[torch.Tensor]:
@@ -431,7 +435,7 @@ def test_a_loop_without_a_head_is_told_of_the_right_order(
     assert not told or told[0].startswith("keep[1] (ExponentialLR) has changed")
 
 
-def test_what_does_not_change_is_journaled_once(tmp_path: Path) -> None:
+def test_what_does_not_change_is_journaled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of a megabyte among the buffers, and one in an object in `keep`."""
 
     def make() -> Script:
@@ -440,6 +444,7 @@ def test_what_does_not_change_is_journaled_once(tmp_path: Path) -> None:
         other.register_buffer("table", torch.full((250_000,), 2.0))
         return of_model(model, keep=[other])
 
+    monkeypatch.setattr(ExchangedParameters, "are_on_cpu", False)
     file = kit(tmp_path, "state.checkpoint_every_rounds=1000")
     train(file, make, ROUNDS * EVERY - 1)
     (journal,) = (file.parent / "state").glob("journal-00000000.log")

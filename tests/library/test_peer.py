@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import inspect
 import os
 import random
 import shutil
 import signal
+import sqlite3
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import sottovoce
@@ -381,6 +384,77 @@ def test_steps_whose_round_was_not_journaled_are_done_again(tmp_path: Path) -> N
 
     expected = scripts.adamw(sottovoce.place(file), on_round=cut_short)
     assert scripts.adamw(sottovoce.place(killed / file.name)) == expected
+
+
+def killed_after(file: Path, rounds: Sequence[int]) -> Callable[[nn.Module], tuple[int, int]]:
+    """Return an evaluation that leaves a copy of the peer's folder beside it, as a kill after these rounds would: the
+    peer waits meanwhile."""
+    calls = 0
+
+    def evaluate(model: nn.Module) -> tuple[int, int]:
+        nonlocal calls
+        calls += 1
+        if calls in rounds:
+            killed = file.parent.with_name(f"killed-{calls}")
+            shutil.copytree(file.parent, killed, ignore=shutil.ignore_patterns("*.sock"))
+        return 1, 2
+
+    return evaluate
+
+
+def steps_in(folder: Path) -> list[Stepped]:
+    """Return the records of local steps in all journals of a peer."""
+    disk = RealDisk(folder / "state")
+    names = sorted(name for name in disk.names() if name.startswith("journal-"))
+    return [each for name in names for each in read_journal(disk, name).records if isinstance(each, Stepped)]
+
+
+@pytest.mark.parametrize(("every", "overlap"), [(1, False), (4, True), (16, False)])
+def test_a_killed_script_goes_back_to_its_checkpoint_and_repeats_its_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, every: int, overlap: bool
+) -> None:
+    settings = ("run.rounds=20", "evaluation.every_rounds=1", f"state.checkpoint_every_rounds={every}")
+    file, cuts = kit(tmp_path, *settings), (2, 17, 19)
+    evaluated: list[sottovoce.Evaluated] = []
+    options: dict[str, Any] = {"overlap": overlap, "on_evaluation": evaluated.append}
+    expected = scripts.adamw(sottovoce.place(file), evaluate=killed_after(file, cuts), **options)
+    for cut in cuts:
+        killed, done, again = tmp_path / f"killed-{cut}", [], []
+        assert steps_in(killed)
+        assert all(each.is_repeated for each in steps_in(killed)), "nothing of the script is in the journal"
+        assert len([*(killed / "state").glob("checkpoint-*")]) <= 2
+        options |= {"on_round": done.append, "on_evaluation": again.append}
+        assert scripts.adamw(sottovoce.place(killed / file.name), evaluate=lambda model: (1, 2), **options) == expected
+        begins = (cut - 1) // every * every
+        assert [each.round for each in done] == [*range(begins + 1, 21)]
+        assert again == evaluated[begins:]
+        with contextlib.closing(sqlite3.connect(killed / "state" / "metrics.sqlite")) as rows:
+            found = [round_ for (round_,) in rows.execute("SELECT round FROM rounds ORDER BY round")]
+        assert found == [*range(20)]
+    assert "another result" not in caplog.text
+
+
+def test_steps_that_are_repeated_to_another_result_are_told_of_once_and_recorded_from_then_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def part(file: Path, steps: int, noise: float, **options: Any) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        with sottovoce.join(model, file, every=1, **options) as peer:
+            while not peer.done and peer.steps < steps:
+                with torch.no_grad():
+                    model.weight += noise
+                peer.step()
+
+    file = kit(tmp_path, "run.rounds=12", "evaluation.every_rounds=1", "state.keep_checkpoints=100")
+    part(file, 12, 1.0, evaluate=killed_after(file, [3]))
+    killed = tmp_path / "killed-3"
+    part(killed / file.name, 6, 7.0)
+    part(killed / file.name, 12, 1.0)
+    assert [each.is_repeated for each in steps_in(killed)] == [True] * 3 + [False] * 9
+    told = [line for line in caplog.messages if "another result than before" in line]
+    assert len(told) == 1
+    assert "the script's steps of round 0 come" in told[0]
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -20,7 +20,6 @@ from peer.config.options import TrainingOptions
 from peer.daemon import neighbors
 from peer.errors import HandshakeRefused
 from peer.library.loop_steps import LoopSteps
-from peer.library.measured import Measures
 from peer.library.meeting import Meeting
 from peer.library.parameters import ExchangedParameters
 from peer.library.random_state import RandomNumbers, draw_alike, draw_apart
@@ -222,7 +221,7 @@ def test_lists_of_digests_that_are_none_are_refused(field: str) -> None:
 def steps_of(weight: float) -> LoopSteps:
     torch.manual_seed(0)
     model, meeting = with_criterion(weight), Meeting(threading.current_thread())
-    return LoopSteps(ExchangedParameters(model), meeting, TrainingOptions(), 3, script={}, measure=Measures(()).of)
+    return LoopSteps(ExchangedParameters(model), meeting, TrainingOptions(), 3, script={})
 
 
 def test_what_a_run_began_with_survives_a_crash() -> None:

@@ -42,7 +42,7 @@ from peer.random import PhiloxSource
 from peer.state.statement_counter import StatementCounter
 from peer.train.momentum import Momentum
 from peer.wire.last_codes import LastCodes
-from tests.node.local_steps import KeptSteps, Step
+from tests.node.local_steps import KeptSteps, OfScript, Step
 from tests.state.failing_disk import FailingDisk
 
 LAYOUT = Layout.of_shapes(((7,), (3, 4), (1,)))
@@ -65,6 +65,10 @@ class Pull(KeptSteps):
         gradient = (z - self.goal).astype("f4")
         self.kept -= rate * gradient.astype(np.float64)
         return Step(gradient)
+
+
+class PullOfScript(OfScript, Pull):
+    """The same, done by a script."""
 
 
 @lru_cache(maxsize=1)
@@ -91,6 +95,8 @@ class Cluster:
     gradients_until: int = 30
     theta_mode: ThetaMode = "verified"
     theta: float = 2.0
+    is_script: bool = False
+    """Whether scripts do the local steps."""
     restarts: float = 0.0
     """How often a peer ends and starts again, in parts of all that happens."""
     num_listed: int | None = None
@@ -152,7 +158,7 @@ class Cluster:
             peer=peer,
             algorithm=gossip.build(self.algorithm, node, np.random.default_rng(99).normal(size=20).astype("f4")),
             # Whoever takes part again has the data that it had.
-            local_steps=Pull(self.numbering.device(peer), self.gradients_until),
+            local_steps=(PullOfScript if self.is_script else Pull)(self.numbering.device(peer), self.gradients_until),
             layout=LAYOUT,
             max_lead=(first.diameter or self.num_first) * first.cycle_rounds + 1,
             membership_rules=MembershipRules(

@@ -22,7 +22,7 @@ from peer.node.participant import Participant
 from peer.train.momentum import Momentum
 from peer.wire.last_codes import LastCodes
 from tests.gossip.drive import contexts, ring, schedule_of
-from tests.node.local_steps import KeptSteps, Step
+from tests.node.local_steps import KeptSteps, OfScript, Step
 from tests.state.failing_disk import FailingDisk
 
 SHAPES = [(5, 8), (23,)]
@@ -35,6 +35,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "choco-sgd": {"compressor": TOP, "averaging_rate": 0.2},
     "d-psgd": {"robust": RobustMixing(rule="clipped")},
     "d2": {"averaging_rate": 0.5},
+    "allreduce": {},
     "low-rank": {"low_rank": LowRankOptions(rank=1), "momentum": partial(Momentum, "nesterov")},
     # A θ that is too small at first: there are repairs.
     "moniqua": {
@@ -64,6 +65,10 @@ class Pull(KeptSteps):
         return Step(self.kept)
 
 
+class PullOfScript(OfScript, Pull):
+    """The same, done by a script."""
+
+
 @dataclass
 class World:
     """`rounds` rounds of one algorithm on a ring."""
@@ -81,6 +86,7 @@ class World:
     lag: Callable[[int, int], int] = lambda sender, number: 0
     """How many turns of everybody a frame stays on its way, by sender and its own count of frames."""
     repeatable: bool = True
+    is_script: bool = False
     wobble: Callable[[], float] = lambda: 0.0
     disks: list[FailingDisk] = field(default_factory=list)
     peers: list[DurablePeer] = field(default_factory=list)
@@ -103,7 +109,7 @@ class World:
         participant = Participant(
             peer=peer,
             algorithm=build(self.algorithm, node, np.zeros(sum(SIZES), np.float32)),
-            local_steps=Pull(peer, self.wobble),
+            local_steps=(PullOfScript if self.is_script else Pull)(peer, self.wobble),
             layout=layout,
             max_lead=self.max_lead,
             late=self.late,
