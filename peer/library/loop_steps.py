@@ -104,6 +104,8 @@ class LoopSteps(RecordedSteps):
         self._start, self._start_model = parameters.vector(), parameters.start_model()
         self._stepped: ScriptStep | None = None
         self._recalled: ScriptStep | None = None
+        self._is_under_way = False
+        """Whether the script was asked for a step."""
         self._expected: npt.NDArray[Any] | None = None
         """Digest of what the coming step came to before a crash."""
         self._recorded: Arrays = {}
@@ -149,16 +151,18 @@ class LoopSteps(RecordedSteps):
     def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> LoopStep:
         """Return the result of the script's steps from z, once they are done. Raises StepAbandoned if they never
         are."""
-        self.was_recalled = self._recalled is not None
-        if self._recalled is not None:
-            self._stepped, self._recalled = self._recalled, None
-        else:
-            stepped = self.meeting.ask(Train(np.array(z, np.float32), t))
+        recalled, self._recalled = self._recalled, None
+        self.was_recalled = recalled is not None and not self._is_under_way
+        if recalled is None or self._is_under_way:
+            stepped, self._is_under_way = self.meeting.ask(Train(np.array(z, np.float32), t)), True
             assert isinstance(stepped, ScriptStep)
-            self._stepped = stepped
-            if self._expected is not None and self._expected[0] != model_digest(stepped.displacement):
+            if recalled is not None:
+                # A script that repeats earlier steps comes by here, and what it comes to is not used.
+                stepped = replace(stepped, displacement=recalled.displacement, loss=recalled.loss)
+            elif self._expected is not None and self._expected[0] != model_digest(stepped.displacement):
                 self.differs = self.records_all = True
-            self._expected = None
+            self._expected, recalled = None, stepped
+        self._stepped = recalled
         self.script = self._stepped.script
         began = np.array(z, np.float32)
         if self._overlap:
