@@ -266,7 +266,7 @@ class Peer:
             self._await_restored()
             model = self._resume(steps.script) if steps.was_restored else None
             self._repeats = steps.repeats if steps.was_restored else None
-            if not steps.was_restored and (self.index == 0 or SIMULATED.get() is None):
+            if self._steps == 0 and (self.index == 0 or SIMULATED.get() is None):
                 # A mistake in `evaluate` would otherwise come to light after hours, at the first evaluation.
                 self._measure(self._parameters.vector())
             self._state = "training"

@@ -386,10 +386,10 @@ def test_steps_whose_round_was_not_journaled_are_done_again(tmp_path: Path) -> N
     assert scripts.adamw(sottovoce.place(killed / file.name)) == expected
 
 
-def killed_after(file: Path, rounds: Sequence[int]) -> Callable[[nn.Module], tuple[int, int]]:
-    """Return an evaluation that leaves a copy of the peer's folder beside it, as a kill after these rounds would: the
-    peer waits meanwhile."""
-    calls = 0
+def killed_after(file: Path, rounds: Sequence[int], *, begun: int = 0) -> Callable[[nn.Module], tuple[int, int]]:
+    """Return an evaluation that leaves a copy of the peer's folder beside it, as a kill after so many rounds of this
+    process would: the peer waits meanwhile. `begun`: rounds before that; where there are none, it is tried first."""
+    calls = 0 if begun else -1
 
     def evaluate(model: nn.Module) -> tuple[int, int]:
         nonlocal calls
@@ -425,9 +425,9 @@ def test_a_killed_script_goes_back_to_its_checkpoint_and_repeats_its_steps(
         assert len([*(killed / "state").glob("checkpoint-*")]) <= 2
         options |= {"on_round": done.append, "on_evaluation": again.append}
         # The first one is killed once more: what it recorded itself lies behind steps that are repeated.
-        evaluate = killed_after(killed / file.name, [9] if cut == cuts[0] else [])
-        assert scripts.adamw(sottovoce.place(killed / file.name), evaluate=evaluate, **options) == expected
         begins = (cut - 1) // every * every
+        evaluate = killed_after(killed / file.name, [9] if cut == cuts[0] else [], begun=begins)
+        assert scripts.adamw(sottovoce.place(killed / file.name), evaluate=evaluate, **options) == expected
         assert [each.round for each in done] == [*range(begins + 1, 21)]
         assert again == evaluated[begins:]
         with contextlib.closing(sqlite3.connect(killed / "state" / "metrics.sqlite")) as rows:
