@@ -19,7 +19,7 @@ from peer.cli.options import (
     newest_run,
     only_running,
 )
-from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SottoError
+from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SottoError, StateError
 
 if TYPE_CHECKING:
     from peer.config.options import Config, PeerAddress
@@ -68,9 +68,10 @@ def status(config_file: Path | None, directory: Path | None, everybody: bool, as
 
     DIR is a run folder, a cluster folder, or the folder of one device. Without one, it asks the peer configured in
     ./peer.toml or, where there is none, the peers of the newest run in ./runs. A peer that does not answer is listed as
-    finished, left, lost or not joined if its state folder, or a peer that answers, says so, and as connected if it has
-    a link to a peer that answers: one without an address can be asked on its device alone. Otherwise it is unreachable,
-    and the exit code is 6. So it is for a peer that answers what no peer can; the others are shown all the same.
+    finished, left, lost or not joined if a state folder, or a peer that answers, says so, as stopped if its run of
+    `sotto up` has ended, and as connected if it has a link to a peer that answers: one without an address can be asked
+    on its device alone. Otherwise it is unreachable, and the exit code is 6. So it is for a peer that answers what no
+    peer can; the others are shown all the same.
 
     \b
     Examples:
@@ -311,10 +312,26 @@ def call(config_file: Path | None, directory: Path | None, everybody: bool, verb
         raise errors[0]
     answers = [_described(each.config, each.peer) | _said(answer) for each, answer in zip(asked, found, strict=True)]
     if verb in ("status", "stop"):
+        over = _end_of(directory) if all(answer.get("state") == _SILENT for answer in answers) else None
         for each, answer in zip(asked, answers, strict=True):
             if answer.get("state") == _SILENT:
                 _settle(answer, each, answers, asked)
+            if answer.get("state") == _SILENT and over:
+                del answer["error"], answer["exit_code"]
+                answer |= {"state": "stopped", "note": f"is stopped: the run {over}"}
     return answers
+
+
+def _end_of(directory: Path | None) -> str | None:
+    """Return how the run of `sotto up` in a folder ended, in a word; None if it is none, or does not say so."""
+    from peer.state.metrics import Summary
+
+    if directory is None or not (directory / "peers").is_dir():
+        return None
+    try:
+        return Summary.load(directory / "summary.json").ended.partition(":")[0]
+    except (OSError, StateError):
+        return None
 
 
 def _said(answer: dict[str, Any] | SottoError) -> dict[str, Any]:

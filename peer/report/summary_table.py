@@ -103,15 +103,20 @@ def _figures(summary: Summary, criterion: Criterion) -> Table:
         table.add_row("worst on its own hold-out", figure(criterion, criterion.worst(holdouts)))
     if summary.epsilon is not None:
         table.add_row("ε spent by each peer, at most", significant(summary.epsilon))
-    if averaged is not None:
-        table.add_row("averaged model", figure(criterion, averaged), style="bold")
-    elif len(figures) > 1:
+    if averaged is None and len(figures) > 1:
         table.add_row("mean of devices", figure(criterion, summary.mean(criterion)))
-    if single is not None:
-        table.add_row("one process, float32", figure(criterion, single))
+    _add_comparison(table, criterion, averaged, single, worst)
+    return table
+
+
+def _add_comparison(
+    table: Table, criterion: Criterion, averaged: float | None, single: float | None, worst: float | None
+) -> None:
+    for label, value, style in (("averaged model", averaged, "bold"), ("one process, float32", single, "")):
+        if value is not None:
+            table.add_row(label, figure(criterion, value), style=style)
     if worst is not None and single is not None:
         table.add_row("worst − one process", difference(criterion, worst - single).replace("points", "pts"))
-    return table
 
 
 def _margin(criterion: Criterion, margin: float) -> str:

@@ -20,6 +20,7 @@ from peer.state.checkpoints import Checkpoint, StateFolder
 from peer.state.metrics import EvaluationRecord, MetricsStore
 from tests.cli.runner import sotto
 from tests.ops.answering import newcomer
+from tests.report.sample_run import sample_summary
 
 
 class Daemons:
@@ -105,6 +106,22 @@ def test_a_silent_peer_is_listed_and_gives_exit_code_6(verb: str, daemons: Daemo
     assert "peer-2" in result.stdout
     answers = json.loads(sotto(verb, "--run", "kits", "--json").stdout)
     assert [answer.get("state") for answer in answers] == ["training", "unreachable", "training"]
+
+
+@pytest.mark.parametrize("ended", ["failed: peer-1 ended with code 2", "stopped"])
+def test_peers_of_a_run_that_ended_are_stopped(ended: str, daemons: Daemons) -> None:
+    assert sotto("init", "cluster", "runs/one/peers", "-n", "2").exit_code == 0
+    daemons.silent = {0, 1}
+    assert sotto("status", "runs/one").exit_code == 6, "nobody says that it has ended"
+    summary = sample_summary(["peer-0", "peer-1"], 10)
+    summary.ended = ended
+    summary.save(Path("runs/one/summary.json"))
+    result = sotto("status", "runs/one")
+    assert (result.exit_code, "unreachable" in result.stdout) == (0, False)
+    assert f"peer-1 is stopped: the run {ended.partition(':')[0]}" in result.stdout
+    # One that answers has been started again.
+    daemons.silent = {1}
+    assert sotto("status", "runs/one").exit_code == 6
 
 
 def test_a_silent_peer_that_a_neighbour_hears_is_connected_and_cannot_be_stopped_from_here(daemons: Daemons) -> None:
