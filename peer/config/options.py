@@ -283,8 +283,9 @@ class TrainingOptions(Section):
     """step: fractions of the run at which γ is multiplied by step_factor."""
     step_factor: Positive = 0.1
     """step: factor applied to γ at each milestone."""
-    momentum: Literal["none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam"] = "nesterov"
-    """Kind of momentum. qg and qg-nesterov are quasi-global momentum."""
+    momentum: Literal["none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam", "script"] = "nesterov"
+    """Kind of momentum. qg and qg-nesterov are quasi-global momentum. script: the optimizer of a training script that
+    averages gradients; only the script sets it."""
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum coefficient β (β₁ of Adam)."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999

@@ -33,7 +33,7 @@ from peer.daemon.notes.data_check import DataCheck
 from peer.daemon.notes.divergence import Divergence, advice
 from peer.daemon.notes.evaluations import Evaluations, OwnEvaluation, SampleCounts
 from peer.daemon.notes.releases import Releases
-from peer.daemon.notes.replica_check import ReplicaCheck
+from peer.daemon.notes.replica_check import ModelCheck, ReplicaCheck
 from peer.daemon.operator.audit_log import AuditLog, EventLog
 from peer.daemon.operator.operator_api import OperatorApi
 from peer.daemon.pair_exchanges import PairExchanges
@@ -424,7 +424,9 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         own_loss = OwnLoss(local, runtime, neighbors, participant, member_links, is_set_back)
     patience_s = local.config.transport.give_up_after_s if local.incarnation else None
     joining = Joining(runtime, neighbors, member_links, local.roster, patience_s)
-    check = ReplicaCheck(runtime, neighbors, participant, frames)
+    check: ReplicaCheck | ModelCheck = ReplicaCheck(runtime, neighbors, participant, frames)
+    if isinstance(local.trainer, RecordedSteps) and local.trainer.rule_of_mean is not None:
+        check = ModelCheck(runtime, neighbors, participant, local.roster.name)
     equality = None
     if participant.algorithm.spec.tells_all is not None:
         equality = Equality(local, runtime, neighbors, durable, requests, common.releases)

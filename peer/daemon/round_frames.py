@@ -14,6 +14,7 @@ from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused
 from peer.gossip.effects import Effects
 from peer.node.durable import DurablePeer
+from peer.node.local_steps import StepAbandoned
 from peer.records import RoundRecord
 
 
@@ -116,6 +117,8 @@ class RoundFrames:
         for number, (peer, seq, frame) in enumerate(frames, start=1):
             try:
                 asked = self._durable.receive(peer, seq, frame, now)
+            except StepAbandoned:
+                raise
             except Exception as error:  # No error for a frame ends this process.
                 return _LookedAt(number, effects, error)
             if effects is None:

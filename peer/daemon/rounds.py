@@ -24,7 +24,7 @@ from peer.daemon.members.member_links import MemberLinks
 from peer.daemon.members.own_loss import OwnLoss
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes.evaluations import Evaluations, Models
-from peer.daemon.notes.replica_check import ReplicaCheck
+from peer.daemon.notes.replica_check import ModelCheck, ReplicaCheck
 from peer.daemon.operator.audit_log import AuditLog
 from peer.daemon.progress import SignedProgress
 from peer.daemon.round_frames import RoundFrames
@@ -66,7 +66,7 @@ class RoundLoop:
         member_links: MemberLinks,
         requests: ChangeRequests,
         joining: Joining,
-        replica_check: ReplicaCheck,
+        replica_check: ReplicaCheck | ModelCheck,
         equality: Equality | None,
         saver: RoundSaver,
         cadence: CheckpointCadence,
@@ -108,6 +108,13 @@ class RoundLoop:
 
     async def next_round(self) -> RoundRecord | None:
         """Return the record of the next round when it is complete; None if there is none."""
+        try:
+            return await self._next_round()
+        except StepAbandoned:
+            # Of a step by a mean gradient, the journal has all that it takes to do it again.
+            return None
+
+    async def _next_round(self) -> RoundRecord | None:
         record: RoundRecord | None = None
         while record is None:
             # After a crash it may be in the middle of a round.
@@ -129,10 +136,7 @@ class RoundLoop:
                 if self._runtime.stops:
                     return None
                 self._saver.is_at_rest = False
-                try:
-                    effects = await self._runtime.work(self._step_and_begin)
-                except StepAbandoned:
-                    return None
+                effects = await self._runtime.work(self._step_and_begin)
                 self._began_at = self._runtime.now()
                 record = self._frames.perform(effects)
             while record is None:

@@ -67,7 +67,9 @@ def place(config: str | os.PathLike[str] | None = None) -> Place:
     if (_STARTED_IN / "peer.toml").is_file():
         return place_of(_STARTED_IN / "peer.toml")
     _refuse_beside_devices()
-    alone = checked({"training": {"task": OWN_LOOP}, "peers": [{"name": "peer-0"}]})
+    # Of one peer all algorithms make the same, and with this one it may average gradients.
+    mean = {"algorithm": {"name": "allreduce"}, "graph": {"kind": "complete"}}
+    alone = checked({"training": {"task": OWN_LOOP}, "peers": [{"name": "peer-0"}], **mean})
     return Place(0, 1, "peer-0", _ALONE, alone, lambda derive: Alone())
 
 
@@ -122,13 +124,13 @@ class Alone(Host):
     def _train(self) -> None:
         end = End()
         try:
-            z = self._steps.initial_vector()
+            z, rule = np.array(self._steps.initial_vector()), self._steps.rule_of_mean
             for t in range(self._config.run.rounds):
                 rate = self._steps.rate(t)
                 step = self._steps.gradient(z, t, rate, rate)
                 if step.loss is not None:
                     require_finite_loss(t, step.loss)
-                z = z - np.float32(rate) * step.gradient
+                z = z - np.float32(rate) * (step.gradient if rule is None else rule.direction_(step.gradient, z))
                 self._meeting.tell(
                     RoundDone(
                         round=t + 1, loss=step.loss, neighbor_distance=None, push_weight=1.0, sent_bytes=0, wait_s=0.0

@@ -9,12 +9,15 @@ round once more from there, and its new answer is not used: work of the script b
 such as the scheduler's step, is thus never lost. The rounds since are in the journal. Where arithmetic is repeatable,
 that holds nothing of the script: the replay asks it for its steps again. Elsewhere, and once repeated steps came out
 otherwise, it holds each answer and each such state, and the script goes on from the last one.
+
+A script may average gradients instead. What it hands over is the gradient then, and the algorithm does not step by the
+mean but hands it back to the script, whose optimizer makes the next x of it. A replay asks for both again.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,7 @@ from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.config.options import TrainingOptions
 from peer.errors import StateError
-from peer.library.meeting import Evaluate, Finish, Meeting, Train
+from peer.library.meeting import Apply, Evaluate, Finish, Meeting, Train
 from peer.library.parameters import ExchangedParameters, Vector
 from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.node.disk_state import model_digest
@@ -36,6 +39,7 @@ from peer.records import ACCURACY, Criterion, ModelParts
 from peer.train.evaluation import Evaluation
 from peer.train.learning_rate import learning_rates
 from peer.train.local_step import Split, make_momentum
+from peer.train.momentum import Momentum
 from peer.wire.data_meaning import Meaning
 from peer.wire.start_model import DIGEST_BYTES, StartModel
 
@@ -45,7 +49,7 @@ class ScriptStep:
     """A script's work in one round."""
 
     displacement: Vector
-    """Δ = z − w."""
+    """Δ = z − w; the gradient where gradients are averaged."""
     loss: float | None
     """Mean over the steps, where the script tells."""
     script: Arrays
@@ -60,7 +64,8 @@ class Repeated:
 
     t: int
     model: Vector
-    """The model that the round began with; where exchanges overlap, the one that the script went on with behind it."""
+    """The model that the round began with; where exchanges overlap, the one that the script went on with behind it.
+    Where gradients are averaged, their mean."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +77,28 @@ class LoopStep:
     samples: int = 0
 
 
+class RuleOfScript(Momentum):
+    """What the optimizer of a script makes of a mean gradient. Its state is in that of the script."""
+
+    def __init__(self, step_by_mean_: Callable[[FloatArray, Vector], None]) -> None:
+        """`step_by_mean_(x, mean)` puts the model after the optimizer's step into x."""
+        super().__init__()
+        self._step_by_mean_ = step_by_mean_
+
+    @property
+    def bounds_steps(self) -> bool:
+        """True: how far an optimizer moves does not follow from the length of a gradient."""
+        return True
+
+    def direction(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
+        """Let the script step from z: float[n], and return zeros: z is the model after that."""
+        self._step_by_mean_(z, np.array(gradient, np.float32))
+        return np.zeros_like(z)
+
+
 class LoopSteps(RecordedSteps):
     """The local steps of one peer, done elsewhere."""
 
-    repeatable = True
     needs_displacement = False
 
     def __init__(
@@ -88,12 +111,15 @@ class LoopSteps(RecordedSteps):
         script: Arrays,
         criteria: tuple[Criterion, ...] = (ACCURACY,),
         overlap: bool = False,
+        gradients: bool = False,
         meanings: tuple[Meaning, ...] = (),
     ) -> None:
         """`options`: outer learning rate and momentum. `script`: what the script begins with. `criteria`: of its
         evaluations. `overlap`: whether the script goes on from z − displacement while the exchange is under way.
-        `meanings`: what the numbers in its data stand for."""
+        `gradients`: whether it hands over gradients, and its optimizer steps by their mean. `meanings`: what the
+        numbers in its data stand for."""
         self.meeting, self.script, self.meanings, self.criteria = meeting, script, meanings, criteria
+        self._t = 0
         self.repeats: Repeated | None = None
         """The round that `script` is the beginning of, once its displacement is known."""
         self.was_restored = False
@@ -112,7 +138,10 @@ class LoopSteps(RecordedSteps):
         """The script's state in the journal that is replayed, and in the checkpoint before it."""
         self._written: Arrays = {}
         """The script's state in the record that this process wrote for the round before; empty if it wrote none."""
-        self.records_all = not parameters.are_on_cpu
+        self.rule_of_mean = RuleOfScript(self._step_by_mean_) if gradients else None
+        # Where gradients are averaged, the script alone makes x, in a replay too.
+        self.records_all = not (parameters.are_on_cpu or gradients)
+        self.repeatable = parameters.are_on_cpu or not gradients
         self._records_next = False
         """Whether the next step is recorded in any case: what is saved of the script is no beginning of a round."""
 
@@ -160,15 +189,24 @@ class LoopSteps(RecordedSteps):
                 # A script that repeats earlier steps comes by here, and what it comes to is not used.
                 stepped = replace(stepped, displacement=recalled.displacement, loss=recalled.loss)
             elif self._expected is not None and self._expected[0] != model_digest(stepped.displacement):
-                self.differs = self.records_all = True
+                self.differs = True
+                self.records_all = self.rule_of_mean is None
             self._expected, recalled = None, stepped
         self._stepped = recalled
-        self.script = self._stepped.script
+        self.script, self._t = self._stepped.script, t
+        if self.rule_of_mean is not None:
+            return LoopStep(self._stepped.displacement, self._stepped.loss)
         began = np.array(z, np.float32)
         if self._overlap:
             began -= self._stepped.displacement
         self.repeats = None if self._stepped.is_behind else Repeated(t, began)
         return LoopStep(self._momentum.direction(self._stepped.displacement, z), self._stepped.loss)
+
+    def _step_by_mean_(self, x: FloatArray, mean: Vector) -> None:
+        """Put the model after the optimizer's step by a mean gradient into x. Raises StepAbandoned if there is never
+        going to be one."""
+        x[...] = self.meeting.ask(Apply(mean))
+        self.repeats = Repeated(self._t, mean)
 
     def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
         """Do nothing: the outer momentum follows displacements."""
@@ -191,14 +229,15 @@ class LoopSteps(RecordedSteps):
     @property
     def record_needs(self) -> int:
         """The version of the protocol whose releases read the last local step."""
-        return OLDEST if self.repeats is None else SNAPSHOT
+        return OLDEST if self.repeats is None and self.rule_of_mean is None else SNAPSHOT
 
     def record(self) -> Mapping[str, npt.NDArray[Any]]:
         """Return the last local step for the journal; where the script is to repeat it, a digest of it. Parts of the
         script's state that have not changed since the record before it are left out."""
         assert self._stepped is not None
         stepped, before = self._stepped, self._written
-        if not (self.records_all or self._records_next or stepped.is_behind):
+        records = self.records_all or self._records_next or stepped.is_behind
+        if self.rule_of_mean is not None or not records:
             self._written = {}
             return {"digest": np.array([model_digest(stepped.displacement)], np.uint64)}
         self._written, self._records_next = stepped.script, stepped.is_behind

@@ -32,6 +32,13 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Apply:
+    """Take a step by the mean of all gradients. The answer is the model after it: float32[n]."""
+
+    mean: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Measure the model at z. The answer is an `Evaluation`."""
 
@@ -63,7 +70,7 @@ class Restored:
     """Event: the peer has gone back to where it was, without asking for any step."""
 
 
-Request: TypeAlias = Train | Evaluate | Finish
+Request: TypeAlias = Train | Apply | Evaluate | Finish
 
 
 class Meeting:

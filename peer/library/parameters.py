@@ -146,6 +146,28 @@ class ExchangedParameters:
             )
         return vector
 
+    def gradients(self) -> Vector:
+        """Return the gradients of all parameters: float32[n], zeros where there is none. Raises UsageError where one
+        is not finite."""
+        found = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for name, p in self._parameters.items()
+        }
+        vector = np.concatenate([each.float().cpu().reshape(-1).numpy() for each in found.values()])
+        if not np.isfinite(vector).all():
+            name = next(name for name, each in found.items() if not torch.isfinite(each).all())
+            raise UsageError(
+                f"the gradient of parameter {name} holds values that are not finite, so nothing of this step is sent;"
+                " lower the learning rate, or compute in bfloat16 rather than float16, which needs no GradScaler"
+            )
+        return vector
+
+    def write_gradients(self, vector: Vector) -> None:
+        """Give all parameters their gradients from `vector: float32[n]`, in place where they have one."""
+        for parameter, part in self._parts(vector):
+            if parameter.grad is None or parameter.grad.is_sparse:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(part)
+
     def displacements(self, vector: Vector) -> dict[int, torch.Tensor]:
         """Return by how much each parameter is away from a vector, by its identity."""
         return {id(each): part.to(each.device) - each.detach() for each, part in self._parts(vector)}

@@ -25,7 +25,7 @@ from peer.library.here import SIMULATED, is_alone, place
 from peer.library.kept_state import Keepable, Kept, LooseValues, pack, unpack
 from peer.library.loop_steps import LoopSteps, Repeated, ScriptStep
 from peer.library.measured import Measure, Measures
-from peer.library.meeting import End, Evaluate, Finish, Restored, Train
+from peer.library.meeting import Apply, End, Evaluate, Finish, Restored, Train
 from peer.library.parameters import ExchangedParameters, Vector, factors_apart
 from peer.library.place import Place, derive_config
 from peer.library.random_state import RandomNumbers, draw_apart
@@ -66,11 +66,14 @@ class Peer:
         outer_momentum: float,
         outer_learning_rate: float,
         overlap: bool,
+        average: str,
         evaluate: Measure | None,
         metrics: Sequence[Metric],
         callbacks: dict[type, Callable[[Any], object]],
     ) -> None:
         _check_numbers(every, steps, outer_momentum, outer_learning_rate, overlap)
+        outer: dict[str, Any] = {"outer_momentum": outer_momentum, "outer_learning_rate": outer_learning_rate}
+        self._gradients = _averages_gradients(average, every, keep, {"overlap": overlap, "private": private, **outer})
         if steps is None and is_alone(where):
             raise UsageError("nothing says how long to train alone; give join the number of steps, steps=N")
         for call in (evaluate, *callbacks.values()):
@@ -107,7 +110,7 @@ class Peer:
             )
         self._place, self._every, self._overlap = where, every, overlap
         self._evaluate, self._measures, self._callbacks = evaluate, Measures(metrics), callbacks
-        outer = {"outer_momentum": outer_momentum, "outer_learning_rate": outer_learning_rate}
+        outer["outer_momentum"] = None if self._gradients else outer_momentum
 
         def derive(config: Config) -> Config:
             return derive_config(config, every=every, steps=steps, **outer)
@@ -136,6 +139,12 @@ class Peer:
         """The script's whole state beside the model when the round began."""
         self._awaits_step = False
         """Whether no step was counted since the round began."""
+        self._mean: Vector | None = None
+        """The mean gradient that the peer hands over."""
+        self._is_stepping = False
+        """Whether the script has the mean gradient of a step, and has not come to the head of its loop since."""
+        self._catches_up = False
+        """Whether it takes a step once more that the peer knows the model after."""
         self._head: object = None
         """Position at which the loop reads `done` first: a script that is started again begins there."""
         self._passes_head = False
@@ -255,9 +264,10 @@ class Peer:
                 self._meeting,
                 self._outer_options(),
                 self.rounds,
-                script=self._script_state(self._parameters.vector() if self._overlap else None),
+                script=self._script_state(self._parameters.vector() if self._keeps_model else None),
                 criteria=self._measures.criteria,
                 overlap=self._overlap,
+                gradients=self._gradients,
                 meanings=self._meanings,
             )
             self._last_round = self._host.open(steps, self._config)
@@ -266,6 +276,7 @@ class Peer:
             self._await_restored()
             model = self._resume(steps.script) if steps.was_restored else None
             self._repeats = steps.repeats if steps.was_restored else None
+            self._catches_up = self._gradients and self._repeats is not None
             if self._steps == 0 and (self.index == 0 or SIMULATED.get() is None):
                 # A mistake in `evaluate` would otherwise come to light after hours, at the first evaluation.
                 self._measure(self._parameters.vector())
@@ -289,6 +300,8 @@ class Peer:
         """Leave. Before the last round, the peer stops and its state is kept: the next start of the script goes on."""
         if os.getpid() != self._process:
             return
+        if self._is_stepping and error is None:
+            self._pass_by(None)  # It has broken out of its loop behind a step.
         if self._state == "completed":
             try:
                 self.tell_replaced()
@@ -322,15 +335,82 @@ class Peer:
         that it gets into the parameters. Returns whether the parameters were written. `loss` is only reported. Raises
         UsageError for a model that has changed, and otherwise the error that ended the peer.
         """
-        self._check_call("step")
-        if self._is_done:
-            ended = f"was stopped ({self._stop_reason})" if self._stop_reason else "is complete"
-            raise UsageError(f"the run {ended}, so there is nothing left to step; end the loop when peer.done is true")
+        self._check_step("step")
+        if self._gradients:
+            raise UsageError(
+                "this run averages gradients: call peer.average_gradients(loss) before optimizer.step(), and no step()"
+            )
         number = None if loss is None else _number(loss)
         self._is_torn = True
         is_written = self._count_step(number)
         self._is_torn = False
         return is_written
+
+    def average_gradients(self, loss: torch.Tensor | float | None = None, *, weight: float = 1.0) -> None:
+        """Replace the gradients of the exchanged parameters by their mean over all devices, and count a step. To be
+        called between `backward()` and `optimizer.step()`, with `join(…, average="gradients")`, in a loop that has its
+        head at `until_done` or `done`: coming there again ends the step.
+
+        What changes gradients comes after it, such as clipping. A parameter without a gradient has zeros, here and
+        afterwards. `loss` is only reported. `weight`: factor of this device's gradients, 1 on average over the devices
+        and steps: the tokens of its batch, divided by a number that is the same on all. Raises UsageError for a
+        gradient that is not finite, a model that has changed, and a loop without a head, and otherwise the error that
+        ended the peer.
+        """
+        self._check_step("average_gradients")
+        self._check_average(weight)
+        if loss is not None:
+            self._losses.append(_number(loss))
+        self._parameters.check()
+        if self._base is None or not self._parameters.is_at(self._base):
+            raise UsageError(
+                "the model has changed since the head of the loop; call average_gradients() before optimizer.step(),"
+                " and read peer.done behind that"
+            )
+        gradients = self._parameters.gradients() * np.float32(weight)
+        self._is_torn = True
+        mean = self._mean_of(gradients, self._mean_loss())
+        if mean is not None:
+            self._parameters.write_gradients(mean)
+            self._is_stepping = True
+        self._is_torn = False
+
+    def _mean_of(self, gradients: Vector, loss: float | None) -> Vector | None:
+        """Return the mean of all devices' gradients; None if the peer was stopped."""
+        self._resumed_random, self._awaits_step = None, False
+        repeats, self._repeats = self._repeats, None
+        if repeats is not None:
+            return repeats.model
+        self._request = None
+        script = self._script_state(self._parameters.vector()) if self._start is None else self._start
+        self._meeting.answer(ScriptStep(gradients, loss, script))
+        self._await_request()
+        mean, self._mean = self._mean, None
+        return mean
+
+    def _check_average(self, weight: float) -> None:
+        if not self._gradients:
+            raise UsageError('average_gradients() belongs to sottovoce.join(…, every=1, average="gradients")')
+        if self._is_stepping:
+            raise UsageError(
+                "average_gradients() was called again before the loop came to its head; loop with peer.until_done(…)"
+                " or `while not peer.done`, and call it once for each optimizer step"
+            )
+        if not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight >= 0.0):
+            raise UsageError(f"weight is {weight!r}; it is a number, 0 or more")
+
+    def _end_step(self) -> None:
+        """Hand over the model that the optimizer has made of the mean gradient, and wait until the next step is due."""
+        assert self._base is not None
+        self._is_stepping, self._steps = False, self._steps + 1
+        model = self._parameters.vector()
+        self._look_at(self._base - model)
+        if not self._catches_up:
+            self._meeting.answer(model)
+        self._catches_up = False
+        self._await_request()
+        if self._request is not None:
+            self._begin_round(self._request.z)
 
     def _count_step(self, loss: torch.Tensor | float | None) -> bool:
         self._steps, self._resumed_random = self._steps + 1, None
@@ -386,7 +466,8 @@ class Peer:
                     " loader itself)"
                 )
             elif self._steps == before and unstepped > _MOST_ACCUMULATED:
-                raise UsageError(f"{unstepped} batches, and a whole pass, went by without a call of peer.step()")
+                call = "average_gradients" if self._gradients else "step"
+                raise UsageError(f"{unstepped} batches, and a whole pass, went by without a call of peer.{call}()")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model as it is now to a safetensors file, with frozen parameters and buffers."""
@@ -412,16 +493,7 @@ class Peer:
         assert self._base is not None
         model = self._parameters.vector()
         displacement = self._base - model
-        self._copies.look()
-        if displacement.any():
-            self._copies.look_at_masters()
-        self._look_for_moves(displacement)
-        for what in self._loose.changed():
-            log.warning(
-                "%s changes and is no part of its state_dict, so a crash would lose it: hold it in a buffer, or return"
-                " it by get_extra_state",
-                what,
-            )
+        self._look_at(displacement)
         loss = self._mean_loss()
         repeats, self._repeats = self._repeats, None
         if repeats is not None:
@@ -452,8 +524,18 @@ class Peer:
         if not self._overlap or is_last:
             self._await_model(None)
 
-    def _look_for_moves(self, displacement: Vector) -> None:
-        """Warn once where no parameter has moved: of an optimizer that holds those of a copy, nothing else tells."""
+    def _look_at(self, displacement: Vector) -> None:
+        """Look at the optimizers' copies of the weights, and warn of what a crash would lose. Warn once where no
+        parameter has moved: of an optimizer that holds those of a copy, nothing else tells."""
+        self._copies.look()
+        if displacement.any():
+            self._copies.look_at_masters()
+        for what in self._loose.changed():
+            log.warning(
+                "%s changes and is no part of its state_dict, so a crash would lose it: hold it in a buffer, or return"
+                " it by get_extra_state",
+                what,
+            )
         if not self._moves and not displacement.any():
             log.warning(
                 "no parameter of the model has moved in round %d: does the optimizer hold the parameters of another"
@@ -501,7 +583,7 @@ class Peer:
         # A loop that did not pass by its head in the round before may not do so in this one.
         self._has_exchanged = self._mixes
         if not self._passes_head and self._mixes:
-            self._start = self._script_state(model if self._overlap else None)
+            self._start = self._script_state(model if self._keeps_model else None)
         self._passes_head = False
 
     def _move_to(self, model: Vector) -> None:
@@ -513,7 +595,14 @@ class Peer:
     def _pass_by(self, place: object) -> None:
         """Note the script's state at the head of its loop: its work behind the exchange is done."""
         is_script = os.getpid() == self._process and self._state == "training"
-        if not is_script or not self._awaits_step or threading.current_thread() is not self._meeting.owner:
+        if not is_script or threading.current_thread() is not self._meeting.owner:
+            return
+        if self._gradients:
+            # A step of its optimizer is behind it, wherever the loop reads this.
+            place = Peer.until_done
+        if self._is_stepping:
+            self._end_step()
+        if not self._awaits_step or self._is_done:
             return
         if self._head is None:
             # Where something was drawn or read before, a script that is started again does so before it comes there.
@@ -541,7 +630,12 @@ class Peer:
     def _moved_model(self) -> Vector | None:
         """Return the parameters' values; None if they are the mixed model, which is known."""
         assert self._base is not None
-        return None if not self._overlap and self._parameters.is_at(self._base) else self._parameters.vector()
+        return None if not self._keeps_model and self._parameters.is_at(self._base) else self._parameters.vector()
+
+    @property
+    def _keeps_model(self) -> bool:
+        """Whether the script has a model that the peer does not know, or only later."""
+        return self._overlap or self._gradients
 
     def _await_restored(self) -> None:
         """Return when it is known from which state the script goes on. Raises SottoError where the peer cannot."""
@@ -570,6 +664,9 @@ class Peer:
                     self._request, self._round = request, request.t
                     if self._steps_ahead is None:
                         self._steps_ahead = self._steps - request.t * self._every
+                    return
+                case Apply(mean):
+                    self._mean = mean
                     return
                 case Evaluate(z):
                     self._meeting.answer(self._measure(z))
@@ -656,7 +753,7 @@ class Peer:
     def _outer_options(self) -> TrainingOptions:
         options = self._config.training
         # There the momentum acts on the average of all displacements, in the algorithm.
-        of_mean = algorithm_spec(self._config).momentum_of_mean
+        of_mean = algorithm_spec(self._config).acts_on_mean(options.momentum)
         return options.model_copy(update={"momentum": "none"}) if of_mean else options
 
     def _resume(self, script: Arrays) -> Vector | None:
@@ -678,6 +775,12 @@ class Peer:
 
     # -- wrong uses ----------------------------------------------------------------------------------------------------
 
+    def _check_step(self, name: str) -> None:
+        self._check_call(name)
+        if self._is_done:
+            ended = f"was stopped ({self._stop_reason})" if self._stop_reason else "is complete"
+            raise UsageError(f"the run {ended}, so there is nothing left to step; end the loop when peer.done is true")
+
     def _check_call(self, name: str) -> None:
         if self._state == "new":
             raise UsageError(f"{name}() belongs inside the with block of sottovoce.join")
@@ -692,8 +795,8 @@ class Peer:
             raise UsageError(f"{name}() was called after the with block; start the script again to go on")
         if self._is_torn:
             raise UsageError(
-                f"{name}() was called after a call of step() that an error or an interrupt ended; leave the with block,"
-                " and start the script again to go on"
+                f"{name}() was called after a call of step() or average_gradients() that an error or an interrupt"
+                " ended; leave the with block, and start the script again to go on"
             )
 
 
@@ -709,6 +812,7 @@ def join(
     outer_momentum: float = 0.0,
     outer_learning_rate: float = 1.0,
     overlap: bool = False,
+    average: str = "displacements",
     evaluate: Measure | None = None,
     metrics: Sequence[Metric] = (),
     on_round: Callable[[RoundDone], object] | None = None,
@@ -735,6 +839,9 @@ def join(
     - `outer_momentum`, `outer_learning_rate`: Nesterov momentum on what a peer's rounds move, as in DiLoCo (0.9 and 0.7
       there); the same on all peers.
     - `overlap`: exchange while the next steps are done; a model then takes effect one round late.
+    - `average`: "gradients" lets devices average their gradients in each step, by `Peer.average_gradients`, so that
+      clipping, weight decay and the optimizer act on the mean. It takes `every=1`, and the algorithm low-rank or
+      allreduce. The same on all peers.
     - `evaluate(model)` returns how many test samples the model gets right, and of how many; or, by name, the sum and
       the count of what was measured, such as `{"loss": (sum, count), "accuracy": (right, total)}`. A figure that is no
       mean, such as AUROC, is one number. It is called in evaluation mode and without gradients, every
@@ -765,6 +872,7 @@ def join(
         outer_momentum=outer_momentum,
         outer_learning_rate=outer_learning_rate,
         overlap=overlap,
+        average=average,
         evaluate=evaluate,
         metrics=metrics,
         callbacks={kind: call for kind, call in callbacks.items() if call is not None},
@@ -786,6 +894,30 @@ def _check_numbers(
         )
     if not isinstance(overlap, bool):
         raise UsageError(f"overlap is {overlap!r}; it is True or False")
+
+
+def _averages_gradients(average: str, every: int, keep: Sequence[Keepable], others: Mapping[str, object]) -> bool:
+    """Whether devices average gradients. Raises UsageError for arguments with which they would not stay with one
+    model."""
+    if average not in ("displacements", "gradients"):
+        raise UsageError(f"average is {average!r}; it is 'displacements' or 'gradients'")
+    if average == "displacements":
+        return False
+    if every != 1:
+        raise UsageError(f"every is {every}; with average='gradients' devices exchange in each step, every=1")
+    for name, value in others.items():
+        if value and not (name == "outer_learning_rate" and value == 1.0):
+            raise UsageError(
+                f"{name} is {value!r}; with average='gradients' all devices take the same steps of one optimizer, so"
+                " leave it out"
+            )
+    for number, each in enumerate(keep):
+        if isinstance(each, torch.amp.GradScaler) and each.is_enabled():
+            raise UsageError(
+                f"keep[{number}] is a GradScaler, which skips steps on one device alone, so that the models would part;"
+                " with average='gradients' compute in bfloat16, which needs none, or GradScaler(enabled=False)"
+            )
+    return True
 
 
 def _are_same(one: Arrays, other: Arrays) -> bool:

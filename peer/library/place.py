@@ -10,8 +10,10 @@ from typing import Protocol
 
 from peer.config.options import OWN_LOOP, Config, TrainingOptions, load
 from peer.errors import ConfigError, UsageError
+from peer.gossip.base import GraphNeed
 from peer.library.loop_steps import LoopSteps
 from peer.library.meeting import Meeting
+from peer.run.plan import algorithm_spec
 
 
 class Host(Protocol):
@@ -55,12 +57,17 @@ class Place:
 
 
 def derive_config(
-    config: Config, *, every: int, steps: int | None, outer_momentum: float, outer_learning_rate: float
+    config: Config,
+    *,
+    every: int,
+    steps: int | None,
+    outer_momentum: float | None,
+    outer_learning_rate: float,
 ) -> Config:
     """Return the configuration of a run whose training section says what the script decides, so that peers compare it.
 
-    `steps`: gradient steps of the run, from which its rounds follow; None: as many rounds as the file says. Raises
-    ConfigError for a file that says otherwise.
+    `steps`: gradient steps of the run, from which its rounds follow; None: as many rounds as the file says.
+    `outer_momentum`: None where gradients are averaged. Raises ConfigError for a file that says otherwise.
     """
     training = config.training
     if training.task != OWN_LOOP:
@@ -77,14 +84,23 @@ def derive_config(
                 key=f"training.{key}",
                 value=getattr(training, key),
             )
+    spec = algorithm_spec(config)
+    if outer_momentum is None and not (spec.acts_on_mean("script") and spec.graph is GraphNeed.COMPLETE):
+        raise ConfigError(
+            "hands no device the mean of all gradients, which average='gradients' needs; choose the algorithm"
+            " low-rank or allreduce, on the complete graph, or leave average out",
+            key="algorithm.name",
+            value=spec.name,
+            valid="low-rank, allreduce",
+        )
     derived = TrainingOptions(
         task=OWN_LOOP,
         local_steps=every,
         learning_rate=outer_learning_rate,
         schedule="constant",
         warmup_rounds=0,
-        momentum="nesterov" if outer_momentum else "none",
-        beta=outer_momentum,
+        momentum="script" if outer_momentum is None else "nesterov" if outer_momentum else "none",
+        beta=outer_momentum or 0.0,
         label_adjustment=False,
     )
     changes: dict[str, object] = {"training": derived}

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from peer.compress.payload import FloatArray
+from peer.gossip.base import MomentumRule
 
 
 class StepResult(Protocol):
@@ -46,6 +47,9 @@ class RecordedSteps(ABC):
     """Whether a step was repeated to another result than before. All steps go into the journal from then on."""
     all_speak: Callable[[int], bool] = staticmethod(lambda protocol: True)
     """Whether all members speak a version of the protocol, as far as the peer's driver knows. For any thread."""
+
+    rule_of_mean: MomentumRule | None = None
+    """What the user's code makes of the mean of all peers' gradients, where it averages these."""
 
     @property
     @abstractmethod

@@ -114,6 +114,8 @@ def why_no_changes(config: Config) -> str | None:
         return 'members can change only with rounds.late = "wait"'
     if config.compressor.budget_kbytes_per_s is not None:
         return "with compressor.budget_kbytes_per_s members cannot change; leave that key unset"
+    if config.training.momentum == "script":
+        return "where scripts average gradients members cannot change: a newcomer would lack the others' optimizer"
     return None
 
 

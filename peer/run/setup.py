@@ -38,7 +38,7 @@ from peer.gossip.shared_copies import SharedCopies
 from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.frame_account import Decode, decode_from
-from peer.node.local_steps import LocalSteps
+from peer.node.local_steps import LocalSteps, RecordedSteps
 from peer.node.membership import MembershipRules
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
@@ -493,7 +493,11 @@ class RunSetup:
         cpu_clock: Callable[[], float] | None = None,
     ) -> Participant:
         """Return one peer, ready for round 0."""
-        algorithm = gossip.build(self.config.algorithm.name, self.node(peer, layout), x0)
+        node = self.node(peer, layout)
+        rule = local_steps.rule_of_mean if isinstance(local_steps, RecordedSteps) else None
+        if rule is not None:
+            node = replace(node, momentum=lambda: rule)
+        algorithm = gossip.build(self.config.algorithm.name, node, x0)
         return Participant(
             peer=peer,
             algorithm=algorithm,

@@ -53,3 +53,33 @@ def test_the_page_changes_two_lines_of_the_script_for_8_bits(tmp_path: Path, mon
     assert found.exit_code == 0, found.output
     for log in (tmp_path / "runs" / "small" / "logs").iterdir():
         assert _accuracy(log.read_text().splitlines()[-1]) > 70
+
+
+def test_the_page_changes_three_lines_of_the_script_to_average_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (script,) = (block.text for block in blocks(PAGE) if block.file == "train.py")
+    (diff,) = (block.text for block in blocks(PAGE) if block.language == "diff")
+    plain = "".join(f"{line.removesuffix('  # new')}\n" for line in script.splitlines())
+    before, after = ("".join(f"{line[1:]}\n" for line in diff.splitlines() if line[0] != sign) for sign in "+-")
+    assert plain.count(before) == 1
+    (tmp_path / "train.py").write_text(plain.replace(before, after))
+    command = (
+        "simulate",
+        "train.py",
+        "--peers",
+        "2",
+        "--name",
+        "mean",
+        "--algorithm",
+        "low-rank",
+        "--graph",
+        "complete",
+    )
+    found = sotto(*command)
+    assert found.exit_code == 0, found.output
+    logs = [(tmp_path / "runs" / "mean" / "logs" / f"peer-{index}.txt").read_text() for index in range(2)]
+    # They have one model.
+    one, other = map(_accuracy, (log.splitlines()[-1] for log in logs))
+    assert one == other > 90

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import runpy
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -111,6 +112,47 @@ def adamw(
             scheduler.step()
             after_step(peer)
     return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped)
+
+
+def by_gradients(
+    where: sottovoce.Place, *, pause_s: float = 0.0, rate: float = 0.01, ends: str = "", **options: Any
+) -> Outcome:
+    """Train with AdamW on the mean gradient of all devices, clipped, of two batches each; the scheduler steps after it,
+    and a moving average follows. In step 5 it fails, or is killed, where `ends` says."""
+    torch.set_num_threads(1)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=500)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    loader = StatefulDataLoader(Samples(where.index), batch_size=4, shuffle=True)
+    torch.manual_seed(100 + where.index)
+    keep, half = [optimizer, scheduler, loader, average], 0
+    with sottovoce.join(model, where, every=1, average="gradients", keep=keep, **options) as peer:
+        print(f"begins at step {peer.steps}", flush=True)
+        for points, labels in peer.until_done(loader):
+            loss = nn.functional.cross_entropy(model(points), labels) / 2
+            loss.backward()
+            half += 1
+            if half % 2:
+                continue
+            _end("before the mean", ends, peer)
+            peer.average_gradients(2 * loss)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            _end("before the step", ends, peer)
+            optimizer.step()
+            _end("behind the step", ends, peer)
+            scheduler.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+            _pause(peer, pause_s)
+    return Outcome(digest_of(model) + digest_of(average), peer.steps, peer.round, peer.stopped)
+
+
+def _end(here: str, ends: str, peer: sottovoce.Peer) -> None:
+    if peer.steps == 5 and ends == f"killed {here}":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if peer.steps == 5 and ends == f"fails {here}":
+        raise RuntimeError(ends)
 
 
 def adamw_slowly(where: sottovoce.Place, **options: Any) -> Outcome:

@@ -379,7 +379,7 @@ def test_a_step_that_did_not_come_to_its_end_is_the_last(kit: Path) -> None:
         peer.step()
         with pytest.raises(ValueError, match="not for me"):
             peer.step()
-        with pytest.raises(sottovoce.UsageError, match=re.escape("after a call of step() that an error or an inter")):
+        with pytest.raises(sottovoce.UsageError, match=re.escape("that an error or an interrupt ended")):
             peer.step()
     with sottovoce.join(model(), kit, every=2) as peer:
         while not peer.done:

@@ -64,6 +64,11 @@ class GossipCallback(JoiningCallback, TrainerCallback):
                 f"the trainer shares its model with {args.world_size - 1} more processes, which averages gradients"
                 " already; start one process for each peer, without torchrun or accelerate launch"
             )
+        if self._gradients:
+            raise UsageError(
+                "average='gradients' needs a loop of your own, or Lightning: this trainer clips gradients before a"
+                " callback could average them"
+            )
         if args.load_best_model_at_end:
             self._replaced_by = ["load_best_model_at_end of the trainer's arguments"]
         self._begin(model, [optimizer, lr_scheduler], state.max_steps - state.global_step)

@@ -30,6 +30,7 @@ class JoinOptions(TypedDict, total=False):
     outer_momentum: float
     outer_learning_rate: float
     overlap: bool
+    average: str
     evaluate: Measure | None
     metrics: Sequence[Metric]
     on_round: Callable[[RoundDone], object] | None
@@ -55,6 +56,7 @@ class JoiningCallback:
         # Frameworks change the working directory, and begin to train much later.
         self._config = config if isinstance(config, Place) else place(config)
         self._every, self._keep, self._options = every, keep, options
+        self._gradients = options.get("average") == "gradients"
         self._peer: Peer | None = None
         self._is_in = False
         """Whether the peer is in the block that `join` opens."""

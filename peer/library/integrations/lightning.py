@@ -31,6 +31,7 @@ class GossipCallback(JoiningCallback, Callback):
     """
 
     _optimizer_steps = 0
+    _loss: torch.Tensor | None = None
 
     # Called by the trainer.
 
@@ -57,6 +58,15 @@ class GossipCallback(JoiningCallback, Callback):
         self._begin(pl_module, kept, steps)
         self._optimizer_steps = trainer.global_step
 
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        """Note the loss, which the trainer has divided among the batches of a step."""
+        self._loss = loss.detach() * getattr(trainer, "accumulate_grad_batches", 1)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: object) -> None:
+        """Average the gradients, if they are to be, before the trainer clips them."""
+        if self._gradients:
+            self.peer.average_gradients(self._loss)
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -64,7 +74,8 @@ class GossipCallback(JoiningCallback, Callback):
         if trainer.global_step != self._optimizer_steps and not self.peer.done:
             self._optimizer_steps = trainer.global_step
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            self.peer.step(loss if isinstance(loss, torch.Tensor) else None)
+            if not self._gradients:
+                self.peer.step(loss if isinstance(loss, torch.Tensor) else None)
         trainer.should_stop = trainer.should_stop or self.peer.done
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

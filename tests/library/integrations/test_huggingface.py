@@ -162,6 +162,13 @@ def test_it_belongs_into_a_with_block(tmp_path: Path) -> None:
         callback.peer.save("model.safetensors")
 
 
+def test_gradients_that_the_trainer_has_clipped_are_not_averaged(tmp_path: Path) -> None:
+    with GossipCallback(kit(tmp_path), every=1, average="gradients") as callback:
+        trainer = make_trainer(make_model(), tmp_path / "out", Texts(0), callback)
+        with pytest.raises(sottovoce.UsageError, match="clips gradients before a callback could average them"):
+            trainer.train()
+
+
 class Halving(transformers.TrainerCallback):  # type: ignore[misc]
     """Changes the model in its own way."""
 

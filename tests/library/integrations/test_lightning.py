@@ -98,46 +98,54 @@ def trainer(folder: Path, callback: GossipCallback, **options: Any) -> Any:
     )
 
 
-def with_trainer(where: sottovoce.Place, folder: Path, kind: type[Classifier], **options: Any) -> tuple[str, int, Any]:
+def with_trainer(
+    where: sottovoce.Place, folder: Path, kind: type[Classifier], average: str = "displacements", **options: Any
+) -> tuple[str, int, Any]:
     torch.set_num_threads(1)
-    module, callback = kind(), GossipCallback(where, every=EVERY)
+    every = 1 if average == "gradients" else EVERY
+    module, callback = kind(), GossipCallback(where, every=every, average=average)
     torch.manual_seed(5 + where.index)
     own = trainer(folder, callback, **options)
     own.fit(module, loader(where.index), loader(99))
     return digest_of(module), callback.peer.steps, own
 
 
-def with_bare_loop(where: sottovoce.Place, accumulated: int) -> tuple[str, int]:
+def with_bare_loop(where: sottovoce.Place, accumulated: int, average: str = "displacements") -> tuple[str, int]:
     torch.set_num_threads(1)
     model = Classifier()
     parts = model.configure_optimizers()
     optimizer, scheduler = parts["optimizer"], parts["lr_scheduler"]["scheduler"]
     torch.manual_seed(5 + where.index)
     batches = loader(where.index)
-    with sottovoce.join(model, where, every=EVERY, keep=[optimizer, scheduler]) as peer:
+    every = 1 if average == "gradients" else EVERY
+    with sottovoce.join(model, where, every=every, average=average, keep=[optimizer, scheduler]) as peer:
         while not peer.done:
             for number, batch in enumerate(batches, start=1):
                 (model.training_step(batch, 0) / accumulated).backward()
                 if number % accumulated == 0:
+                    if average == "gradients":
+                        peer.average_gradients()
                     nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                     optimizer.step()
                     optimizer.zero_grad()
                     scheduler.step()
-                    peer.step()
+                    if average == "displacements":
+                        peer.step()
                     if peer.done:
                         break
     return digest_of(model), peer.steps
 
 
+@pytest.mark.parametrize("average", ["displacements", "gradients"])
 @pytest.mark.parametrize("accumulated", [1, ACCUMULATED])
-def test_the_trainer_comes_to_the_bits_of_a_bare_loop(tmp_path: Path, accumulated: int) -> None:
-    options = {"accumulate_grad_batches": accumulated, "gradient_clip_val": 0.5}
+def test_the_trainer_comes_to_the_bits_of_a_bare_loop(tmp_path: Path, accumulated: int, average: str) -> None:
+    options: dict[str, Any] = {"accumulate_grad_batches": accumulated, "gradient_clip_val": 0.5, "average": average}
     trained = sottovoce.simulate(
         lambda where: with_trainer(where, tmp_path / "out", Classifier, **options)[:2], kit(tmp_path / "a")
     )
-    bare = sottovoce.simulate(lambda where: with_bare_loop(where, accumulated), kit(tmp_path / "b"))
+    bare = sottovoce.simulate(lambda where: with_bare_loop(where, accumulated, average), kit(tmp_path / "b"))
     assert trained.results == bare.results
-    assert trained.results[0][1] == STEPS
+    assert trained.results[0][1] == (ROUNDS if average == "gradients" else STEPS)
     assert trained.results[0] == trained.results[1]
 
 
