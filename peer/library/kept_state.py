@@ -11,7 +11,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -226,34 +226,43 @@ class Kept:
         found = [each for each in self._given if isinstance(each, torch.optim.Optimizer)]
         return [getattr(each, "optimizer", each) for each in found]
 
-    def added_groups(self, model: nn.Module) -> dict[int, list[list[str]]]:
-        """Return the names of the parameters in each group of the optimizers that have got groups since they were
-        given, by number; of the first groups none. Raises UsageError for a parameter that neither the model nor a
-        module among the objects has."""
-        added: dict[int, list[list[str]]] = {}
+    def groups(self, model: nn.Module) -> dict[int, list[list[str]]]:
+        """Return the names of the parameters in each group of the optimizers, by number; "" for one that neither the
+        model nor a module among the objects has. Raises UsageError for such a one in a group that an optimizer has got
+        since it was given."""
+        names = {id(one): name for name, one in self._parameters(model).items()}
+        found: dict[int, list[list[str]]] = {}
         for number, had in enumerate(self._num_groups):
-            groups = [group["params"] for group in _groups(self._given[number])[had:]]
+            groups = [[names.get(id(one), "") for one in group["params"]] for group in _groups(self._given[number])]
+            if any("" in group for group in groups[had:]):
+                raise UsageError(
+                    f"keep[{number}] ({self._kinds[number]}) was given a parameter group whose parameters belong"
+                    " neither to the model nor to a module in keep, so a crash would lose them; keep that module"
+                )
             if groups:
-                names = {id(one): name for name, one in self._parameters(model).items()}
-                if not all(id(one) in names for group in groups for one in group):
-                    raise UsageError(
-                        f"keep[{number}] ({self._kinds[number]}) was given a parameter group whose parameters belong"
-                        " neither to the model nor to a module in keep, so a crash would lose them; keep that module"
-                    )
-                added[number] = [[]] * had + [[names[id(one)] for one in group] for group in groups]
-        return added
+                found[number] = groups
+        return found
 
-    def add_groups(self, added: Mapping[int, Sequence[Sequence[str]]], model: nn.Module) -> None:
-        """Give optimizers the groups that `added_groups` returned and that they lack: `load_state_dict` makes none.
-        Raises StateError if one names a parameter that is not there."""
-        for number, groups in added.items():
-            named, each = self._parameters(model), self._given[number]
-            for names in groups[len(_groups(each)) :]:
-                missing = next((name for name in names if name not in named), None)
-                if missing is not None:
-                    raise StateError(f"the state folder holds a parameter group with {missing}, which is not there")
-                assert isinstance(each, torch.optim.Optimizer)
-                each.add_param_group({"params": [named[name] for name in names]})
+    def _arrange(self, saved: Mapping[int, Sequence[Sequence[str]]], model: nn.Module) -> None:
+        """Give optimizers the groups and the order of parameters that `groups` returned: `load_state_dict` makes no
+        groups, and gives states by position, which differs in each process where a script made the list of a set."""
+        named = self._parameters(model)
+        for number, now in self.groups(model).items():
+            # Where a name is missing, nothing can be compared. Earlier versions saved none of the first groups.
+            for index, names in enumerate(saved.get(number, [])):
+                was, is_ = set(names), set(now[index]) if index < len(now) else set(names).intersection(named)
+                if not names or "" in was | is_:
+                    continue
+                if other := was ^ is_:
+                    raise StateError(
+                        f"keep[{number}] ({self._kinds[number]}) had other parameters in its group {index} when its"
+                        f" state was saved: {min(other)} was added or left out; build it as before"
+                    )
+                ordered = [named[name] for name in names]
+                if index < len(now):
+                    _groups(self._given[number])[index]["params"][:] = ordered
+                else:
+                    cast(torch.optim.Optimizer, self._given[number]).add_param_group({"params": ordered})
 
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """Return the parameters of the model and of the modules among the objects, by names of their own."""
@@ -286,13 +295,14 @@ class Kept:
         groups |= {f"kept.{number}": self._packed(number) for number in range(len(self._objects))}
         return grouped(**groups)
 
-    def load(self, arrays: Arrays) -> None:
-        """Give all objects the states that `pack` returned. Raises UsageError if these are other objects, StateError
-        if one does not take its state."""
+    def load(self, arrays: Arrays, groups: Mapping[int, Sequence[Sequence[str]]], model: nn.Module) -> None:
+        """Give all objects the states that `pack` returned, and optimizers what `groups` did. Raises UsageError if
+        these are other objects, StateError if one does not take its state."""
         kinds = unpack(group(arrays, "kept"))
         if kinds != self._kinds:
             now, then = ", ".join(self._kinds) or "nothing", ", ".join(kinds) or "nothing"
             raise UsageError(f"keep holds {now}, but the run that is resumed kept {then}, in this order")
+        self._arrange(groups, model)
         for number, each in enumerate(self._objects):
             state = unpack(group(arrays, f"kept.{number}"))
             try:

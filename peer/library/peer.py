@@ -745,7 +745,7 @@ class Peer:
             )
         state |= {"frozen": frozen, "fleeting": parameters.fleeting(), "extra": parameters.extra_states()}
         state |= {"private": parameters.own(), "copies": self._copies.state()}
-        state["groups"] = self._kept.added_groups(parameters.model)
+        state["groups"] = self._kept.groups(parameters.model)
         with self._random.kept():
             kept = self._kept.pack()
         return {**grouped(script=pack(state, "the script's state")), **kept}
@@ -759,8 +759,7 @@ class Peer:
     def _resume(self, script: Arrays) -> Vector | None:
         """Go on from a result of `_script_state`; return the model that it was given."""
         state = unpack(group(script, "script"))
-        self._kept.add_groups(state.get("groups", {}), self._parameters.model)
-        self._kept.load(script)
+        self._kept.load(script, state.get("groups", {}), self._parameters.model)
         self._parameters.load_buffers(state["buffers"], state.get("fleeting", ()))
         self._parameters.load_extra_states(state.get("extra", {}))
         self._parameters.load_own(state.get("private", {}))

@@ -108,7 +108,7 @@ def test_schedulers_go_on_as_they_would_have(make: Any) -> None:
         objects = [optimizer, make(optimizer)]
         found = []
         if kept is not None:
-            Kept(objects).load(kept)
+            Kept(objects).load(kept, {}, nn.Module())
         for number in range(steps):
             if hasattr(objects[1], "step") and not isinstance(objects[1], torch.amp.GradScaler):
                 objects[1].step(*([1.0 + number] if "Plateau" in type(objects[1]).__name__ else []))
@@ -181,7 +181,7 @@ def test_an_optimizer_has_its_state_back_in_the_types_that_it_had(wrap: Any) -> 
         optimizer = Codes(model.parameters())
         objects = Kept([wrap(optimizer)])
         if kept is not None:
-            objects.load(kept)
+            objects.load(kept, {}, model)
         for _ in range(count):
             optimizer.step()
         return objects.pack()

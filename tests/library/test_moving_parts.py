@@ -485,6 +485,36 @@ def test_parameter_groups_that_come_later_survive_a_stop(tmp_path: Path, stop: i
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+def test_an_optimizer_may_hold_its_parameters_in_another_order_in_each_process(tmp_path: Path) -> None:
+    """As where a script makes the list of a set. States are given by position, and many have the same shape."""
+
+    def run(file: Path, until: int, order: int, *, left_out: int = 0) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        weights = [each.weight for each in model][::order]
+        biases = {"params": [each.bias for each in model][left_out:], "momentum": 0.5}
+        optimizer = torch.optim.SGD([{"params": weights}, biases], lr=0.1, momentum=0.9)
+        torch.manual_seed(1)
+        with sottovoce.join(model, file, every=EVERY, keep=[optimizer]) as peer:
+            while not peer.done and peer.steps < until:
+                optimizer.zero_grad()
+                model(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+                peer.step()
+        momenta = [optimizer.state[each]["momentum_buffer"] for each in model.parameters()]
+        return [each.detach().clone() for each in (*model.parameters(), *momenta)]
+
+    expected = run(kit(tmp_path / "undisturbed"), ROUNDS * EVERY, 1)
+    file = kit(tmp_path / "stopped")
+    run(file, ROUNDS * EVERY - 1, 1)
+    with pytest.raises(
+        sottovoce.StateError, match=r"had other parameters in its group 1 when.*: 0\.bias was added or left"
+    ):
+        run(file, ROUNDS * EVERY, 1, left_out=1)
+    found = run(file, ROUNDS * EVERY, -1)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def test_a_parameter_group_of_something_that_is_not_kept_is_refused(tmp_path: Path) -> None:
     model, other = net(), nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
