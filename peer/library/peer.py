@@ -159,6 +159,8 @@ class Peer:
         self._has_rejoined = False
         """Whether the peer takes part again, and the script has yet to hear of it."""
         self._random = RandomNumbers({each.device for each in model.parameters()})
+        self._passes = 0
+        """Passes over the data that `until_done` has ended."""
         self._resumed_random: dict[str, Any] | None = None
         """State from which a resumed script's random numbers continue, until its first step."""
         self._state: Literal["new", "training", "stopped", "completed", "closed"] = "new"
@@ -437,11 +439,13 @@ class Peer:
     def until_done(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield batches, pass after pass, until there is nothing left to train.
 
-        A loader that is in `keep` goes on where it was; any other begins anew after a restart.
+        A loader that is in `keep` goes on where it was; any other begins anew after a restart. Its data set and sampler
+        are told the number of each pass, where they have `set_epoch`.
         """
         self._check_call("until_done")
         unstepped = 0
         while not self._is_done:
+            _set_epoch(batches, self._passes)
             iterator, before, is_empty = iter(batches), self._steps, True
             resumed, self._resumed_random = self._resumed_random, None
             if not self._steps and batches not in self._kept:
@@ -457,6 +461,7 @@ class Peer:
                 if self._is_done:
                     return
                 unstepped = unstepped + 1 if self._steps == steps else 0
+            self._passes += 1
             if is_empty and resumed is not None:
                 # It was saved behind the last batch of a pass. The next pass draws a seed, as it would have then.
                 self._random.set(resumed)
@@ -744,7 +749,7 @@ class Peer:
                 next(iter(frozen)),
             )
         state |= {"frozen": frozen, "fleeting": parameters.fleeting(), "extra": parameters.extra_states()}
-        state |= {"private": parameters.own(), "copies": self._copies.state()}
+        state |= {"private": parameters.own(), "copies": self._copies.state(), "passes": self._passes}
         state["groups"] = self._kept.groups(parameters.model)
         with self._random.kept():
             kept = self._kept.pack()
@@ -769,6 +774,7 @@ class Peer:
         except ValueError as error:
             raise StateError(f"the state folder is that of another model: {error}") from None
         self._steps, self._resumed_random = state["steps"], state["random"]
+        self._passes = state.get("passes", 0)
         model = state["model"]
         return None if model is None else np.asarray(model, np.float32)
 
@@ -917,6 +923,15 @@ def _averages_gradients(average: str, every: int, keep: Sequence[Keepable], othe
                 " with average='gradients' compute in bfloat16, which needs none, or GradScaler(enabled=False)"
             )
     return True
+
+
+def _set_epoch(batches: object, number: int) -> None:
+    """Tell a loader, its sampler and its data set which pass comes, as trainers do. Streams of `datasets` go on where
+    they were in the pass that their state is of, and begin with their first sample in others: without a number, each
+    pass after a restart would begin there."""
+    for each in (batches, *(getattr(batches, name, None) for name in ("sampler", "batch_sampler", "dataset"))):
+        if callable(set_epoch := getattr(each, "set_epoch", None)):
+            set_epoch(number)
 
 
 def _are_same(one: Arrays, other: Arrays) -> bool:

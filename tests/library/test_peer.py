@@ -14,7 +14,7 @@ import sqlite3
 import struct
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -325,8 +325,39 @@ def test_a_run_that_is_complete_hands_over_its_model_again(tmp_path: Path) -> No
     assert torch.equal(vector_of(again), vector_of(model))
 
 
+class Stream(torch.utils.data.IterableDataset[tuple[torch.Tensor, int]]):
+    """Reads samples as streams of Hugging Face do: another order in each epoch, and the position that was loaded counts
+    whenever its epoch is read."""
+
+    def __init__(self) -> None:
+        self._samples, self._epoch, self._position, self._start = Samples(0), 0, 0, {"epoch": 0, "position": 0}
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        self._position = self._start["position"] if self._start["epoch"] == self._epoch else 0
+        order = torch.randperm(len(self._samples), generator=torch.Generator().manual_seed(self._epoch))
+        for index in order[self._position :].tolist():
+            self._position += 1
+            yield self._samples[index]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self._epoch, "position": self._position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._start = state
+
+
 @pytest.mark.parametrize("leave_after", [1, 2, 4, 5, 7, 10])
-def test_a_pass_may_end_where_a_script_is_started_again(tmp_path: Path, leave_after: int) -> None:
+@pytest.mark.parametrize(
+    "load",
+    [lambda: StatefulDataLoader(Samples(0), batch_size=8, shuffle=True), lambda: StatefulDataLoader(Stream(), 8)],
+    ids=["samples", "stream"],
+)
+def test_a_pass_may_end_where_a_script_is_started_again(
+    tmp_path: Path, leave_after: int, load: Callable[[], StatefulDataLoader[Any]]
+) -> None:
     """Five batches are a pass, and two are accumulated for a step: a restart falls on all places of a pass, with none
     or one of its batches left. Data, order and dropout are those of a script that was never stopped."""
     file = kit(tmp_path, "run.rounds=12")
@@ -335,7 +366,7 @@ def test_a_pass_may_end_where_a_script_is_started_again(tmp_path: Path, leave_af
         seen: list[float] = []
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = StatefulDataLoader(Samples(0), batch_size=8, shuffle=True)
+        loader = load()
         torch.manual_seed(5)
         with sottovoce.join(model, where, every=1, keep=[optimizer, loader]) as peer:
             for number, (points, labels) in enumerate(peer.until_done(loader), 1):
