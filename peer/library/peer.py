@@ -278,7 +278,6 @@ class Peer:
             self._await_restored()
             model = self._resume(steps.script) if steps.was_restored else None
             self._repeats = steps.repeats if steps.was_restored else None
-            self._catches_up = self._gradients and self._repeats is not None
             if self._steps == 0 and (self.index == 0 or SIMULATED.get() is None):
                 # A mistake in `evaluate` would otherwise come to light after hours, at the first evaluation.
                 self._measure(self._parameters.vector())
@@ -286,6 +285,7 @@ class Peer:
             if self._repeats is None:
                 self._await_model(model)
             else:
+                self._catches_up = self._gradients
                 self._round, self._steps_ahead = self._repeats.t, self._steps - self._repeats.t * self._every
                 self._begin_round(self._repeats.model if model is None else model)
         if self._resumed_random is not None:
