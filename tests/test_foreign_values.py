@@ -32,6 +32,7 @@ OWN = {
     "lab/study/rivals/worker.py": 1,
     "ops/hub_folder.py": 1,
     "library/kept_state.py": 1,
+    "train/model_file.py": 1,
 }
 """Files that parse what the command itself, or a process that it started, has written a moment ago, how often; in
 `kept_state`, as deep as a script's values are."""
