@@ -54,15 +54,16 @@ def running(folder: Path, fork_server: ForkServer, *more: str) -> Iterator[Clust
         cluster.close()
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, fork_server: ForkServer) -> Iterator[Cluster]:
+@contextmanager
+def running_with_budget(folder: Path, fork_server: ForkServer) -> Iterator[Cluster]:
     """Yield a cluster whose budget suits the rounds of this machine, as they were a moment ago."""
-    with running(tmp_path / "measured", fork_server, "run.rounds=25") as measured:
+    folder.mkdir()
+    with running(folder / "measured", fork_server, "run.rounds=25") as measured:
         wait_for_round(measured, 25)
         times = [record.time_s for record in measured.stores()[1].rounds()]
     round_s = float(np.median(np.diff(times)))
     budget = f"compressor.budget_kbytes_per_s={ROUND_KBYTES / round_s:.3g}"
-    with running(tmp_path / "run", fork_server, f"run.rounds={ROUNDS}", budget) as cluster:
+    with running(folder / "run", fork_server, f"run.rounds={ROUNDS}", budget) as cluster:
         yield cluster
 
 
@@ -73,7 +74,16 @@ def wait_for_round(cluster: Cluster, round_: int) -> None:
         time.sleep(0.02)
 
 
-def test_a_killed_peer_repeats_its_decisions(cluster: Cluster) -> None:
+def test_a_killed_peer_repeats_its_decisions(tmp_path: Path, fork_server: ForkServer) -> None:
+    for attempt in range(4):
+        with running_with_budget(tmp_path / str(attempt), fork_server) as cluster:
+            if decides_in_a_run_with_kills(cluster):
+                return
+    pytest.fail("the machine was never as fast as a moment before: nothing was decided, so nothing was tested")
+
+
+def decides_in_a_run_with_kills(cluster: Cluster) -> bool:
+    """Kill a peer twice; return whether the budget made peers decide."""
     # Before the first checkpoint, and long after it: many rounds are repeated, on a clock that tells another story.
     for after in (30, 90):
         wait_for_round(cluster, after)
@@ -89,8 +99,6 @@ def test_a_killed_peer_repeats_its_decisions(cluster: Cluster) -> None:
     assert cluster.failed() is None
     cluster.poll()
 
-    fractions = [{r.fraction for r in store.rounds()} for store in cluster.stores()[1:]]
-    assert all(len(used) > 2 for used in fractions), "nothing was decided, so nothing was tested"
     # The copies that peers hold of each other are the same to the last bit: no message was made anew in another way.
     states = [load_checkpoint(find_checkpoints(folder)[-1]) for folder in cluster.state_folders]
     assert [state.round for state in states] == [ROUNDS] * PEERS
@@ -103,3 +111,4 @@ def test_a_killed_peer_repeats_its_decisions(cluster: Cluster) -> None:
         for path in folder.glob("journal-*"):
             begun = [r for r in read_journal(RealDisk(folder), path.name).records if isinstance(r, Begun)]
             assert all(a.variant == b.variant for a, b in pairwise(begun) if b.round % EVERY)
+    return all(len({record.fraction for record in store.rounds()}) > 2 for store in cluster.stores()[1:])
