@@ -424,6 +424,8 @@ class Trainer:
             parameter.grad = None
 
         parameters: list[Any] = self._parameters  # torch gives the method no type.
+        for each in parameters:
+            each.grad = None  # What the task's code left there would be added.
         hooks = [each.register_post_accumulate_grad_hook(take) for each in parameters]
         try:
             torch.autograd.backward(loss, inputs=self._parameters)

@@ -38,24 +38,14 @@ def open_device(name: str) -> torch.device:
 
 
 def own_memory_(model: torch.nn.Module, device: torch.device) -> None:
-    """Move the parameters and buffers of the model into memory of their own on `device`; shared ones stay shared."""
-    alone = set[int]()
+    """Move the parameters and buffers of the model into memory of their own on `device`; shared ones stay shared.
+    Whatever else the user's code holds of them is not written to."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            storage = tensor.untyped_storage()
-            if _is_alone(tensor, storage, device) and storage.data_ptr() not in alone:
-                alone.add(storage.data_ptr())
-                continue
             own = torch.empty_like(tensor, device=device, memory_format=torch.preserve_format)
             own.copy_(tensor)
             assert own.data_ptr() % ALIGNMENT == 0
             tensor.data = own
-
-
-def _is_alone(tensor: torch.Tensor, storage: torch.UntypedStorage, device: torch.device) -> bool:
-    """Whether torch allocated the memory of a tensor, on that device, for it alone and without gaps."""
-    fills = storage.nbytes() == tensor.nbytes and tensor.is_contiguous()
-    return tensor.device == device and storage.resizable() and fills and tensor.data_ptr() % ALIGNMENT == 0
 
 
 def give_back_freed() -> None:
