@@ -142,7 +142,8 @@ class StateOptions(Section):
     journal_mbytes: Count = 512
     """Save a checkpoint early when the journal exceeds this size."""
     recover_within_s: Positive = 2.0
-    """Save a checkpoint early when replaying the journal would take longer than this. No limit to a script's steps."""
+    """Save a checkpoint early when replaying the journal would take longer than this. A script may repeat steps for an
+    eighth of `transport.give_up_after_s` and of `rounds.lost_after_s`."""
     ledger: bool = False
     """Also write an audit log with every model, weight and frame of each round, to check that mass is conserved."""
 

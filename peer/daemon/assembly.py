@@ -10,7 +10,7 @@ from pathlib import Path
 
 from peer import __version__, wire
 from peer.config.options import SHARED_SECTIONS, VOTE, Config
-from peer.daemon.checkpoint_cadence import CheckpointCadence
+from peer.daemon.checkpoint_cadence import CheckpointCadence, patience_s
 from peer.daemon.device.limits import Limits
 from peer.daemon.final_average import FinalAverage
 from peer.daemon.incoming import Greeting, Incoming, Judge
@@ -319,7 +319,12 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
             now=runtime.now,
             statements=local.statements,
         ),
-        cadence=CheckpointCadence(config.state, config.run.rounds, local.regular),
+        cadence=CheckpointCadence(
+            config.state,
+            config.run.rounds,
+            local.regular,
+            recover_within_s=patience_s(config) if local.steps_are_recorded else None,
+        ),
         metrics=MetricsWriter(local.metrics, neighbors, local.roster.numbering),
         watcher=watcher,
         admissions=Admissions(

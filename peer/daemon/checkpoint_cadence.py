@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from peer.config.options import Config, StateOptions
 
 EVERY_ROUNDS = 100
@@ -23,14 +25,24 @@ def regular_interval(config: Config, repeats: int | None) -> int:
     return -(-(_STEPS if repeats <= _LARGE else _STEPS_OF_LARGE) // config.training.local_steps)
 
 
+def patience_s(config: Config) -> float:
+    """Return how long the steps of a script may be that it repeats after a crash, out of reach of the others: an eighth
+    of what these wait for it."""
+    return min(config.transport.give_up_after_s, config.rounds.lost_after_s or math.inf) / 8.0
+
+
 class CheckpointCadence:
     """Decides after each round. It knows no file."""
 
-    def __init__(self, options: StateOptions, rounds: int, every: int) -> None:
-        """`rounds`: how many the run has. `every`: result of `regular_interval`."""
+    def __init__(
+        self, options: StateOptions, rounds: int, every: int, *, recover_within_s: float | None = None
+    ) -> None:
+        """`rounds`: how many the run has. `every`: result of `regular_interval`. `recover_within_s`: in the place of
+        that of the options."""
         self.snapshot_wanted = False
         """Whether the operator asked for a checkpoint that is not taken yet."""
         self._options, self._rounds, self._every = options, rounds, every
+        self._recover_within_s = options.recover_within_s if recover_within_s is None else recover_within_s
         self._to_replay_s = 0.0
 
     def add_round(self, seconds: float) -> None:
@@ -51,7 +63,7 @@ class CheckpointCadence:
             or self.snapshot_wanted
             or journal_bytes > options.journal_mbytes << 20
             or (checkpoint_bytes is not None and journal_bytes > max(checkpoint_bytes, _LIGHT_BYTES))
-            or self._to_replay_s > options.recover_within_s
+            or self._to_replay_s > self._recover_within_s
         )
 
     def last_common_round(self, done: int) -> int:

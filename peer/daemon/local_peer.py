@@ -75,8 +75,9 @@ class LocalPeer:
             raise away
         if isinstance(loop, RecordedSteps) and algorithm_spec(config).asynchronous:
             loop.records_all = True
-        repeats = isinstance(loop, RecordedSteps) and not loop.records_all
-        self.regular = regular_interval(config, loop.layout.size if loop is not None and repeats else None)
+        # The same on a GPU, where nothing is repeated: members are put back together.
+        is_script = isinstance(loop, RecordedSteps) and not algorithm_spec(config).asynchronous
+        self.regular = regular_interval(config, loop.layout.size if loop is not None and is_script else None)
         """Rounds between regular checkpoints; 0: none."""
         # Before the data is read, which takes long, so that a second daemon on the same folder fails at once.
         self.folder = StateFolder(

@@ -35,7 +35,7 @@ from peer.errors import PeerUnreachable
 from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
 from peer.node.durable import DurablePeer
-from peer.node.local_steps import StepAbandoned
+from peer.node.local_steps import RecordedSteps, StepAbandoned
 from peer.records import RoundRecord
 
 log = logging.getLogger("sotto")
@@ -84,7 +84,7 @@ class RoundLoop:
         self._member_links, self._requests, self._joining = member_links, requests, joining
         self._replica_check, self._saver, self._cadence = replica_check, saver, cadence
         self._evaluations, self._audit_log = evaluations, audit_log
-        self._watcher, self._steps_are_recorded = watcher, local.steps_are_recorded
+        self._watcher = watcher
         self._loss_watch, self.own_loss, self._limits = loss_watch, own_loss, limits
         self._progress = progress
         self._local, self._equality = local, equality
@@ -95,8 +95,8 @@ class RoundLoop:
         self._began_at = runtime.now()
         """When the exchange of the round under way began in this process."""
         self._late_round = -1
-        self._said_away: set[int] = set()
         """The last round of which it was told who is late."""
+        self._said_away: set[int] = set()
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -147,8 +147,10 @@ class RoundLoop:
                     return None
                 record = await self._take_frames()
         self._saver.is_at_rest = False
-        # A script's steps are repeated by their number (`checkpoint_cadence.regular_interval`).
-        self._cadence.add_round(0.0 if self._steps_are_recorded else record.gossip_s + record.train_s)
+        # Steps in the journal need not be trained again.
+        steps = self.participant.local_steps
+        is_recorded = isinstance(steps, RecordedSteps) and steps.records_all
+        self._cadence.add_round(record.gossip_s + (0.0 if is_recorded else record.train_s))
         if self._audit_log is not None:
             await self._runtime.work(self._audit_log.close_round, record.round, self.participant.algorithm)
         await self._replica_check.after_round(record.round)
