@@ -217,6 +217,7 @@ class Background(Host):
 
     async def _main(self) -> None:
         assert self._local is not None
+        self._runtime = Runtime()  # Until the peer's own is there: steps that are repeated may be abandoned.
 
         def reread() -> Config:
             return self._derive(read_config(self._path)[0])

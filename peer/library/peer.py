@@ -159,6 +159,8 @@ class Peer:
         self._has_rejoined = False
         """Whether the peer takes part again, and the script has yet to hear of it."""
         self._random = RandomNumbers({each.device for each in model.parameters()})
+        self._is_untried = False
+        """Whether `evaluate` was never called in this run."""
         self._passes = 0
         """Passes over the data that `until_done` has ended."""
         self._resumed_random: dict[str, Any] | None = None
@@ -278,9 +280,7 @@ class Peer:
             self._await_restored()
             model = self._resume(steps.script) if steps.was_restored else None
             self._repeats = steps.repeats if steps.was_restored else None
-            if self._steps == 0 and (self.index == 0 or SIMULATED.get() is None):
-                # A mistake in `evaluate` would otherwise come to light after hours, at the first evaluation.
-                self._measure(self._parameters.vector())
+            self._is_untried = self._steps == 0 and (self.index == 0 or SIMULATED.get() is None)
             self._state = "training"
             if self._repeats is None:
                 self._await_model(model)
@@ -303,7 +303,11 @@ class Peer:
         if os.getpid() != self._process:
             return
         if self._is_stepping and error is None:
-            self._pass_by(None)  # It has broken out of its loop behind a step.
+            try:
+                self._pass_by(None)  # It has broken out of its loop behind a step.
+            except BaseException:
+                self._leave("the script could not end its step")
+                raise
         if self._state == "completed":
             try:
                 self.tell_replaced()
@@ -443,6 +447,7 @@ class Peer:
         are told the number of each pass, where they have `set_epoch`.
         """
         self._check_call("until_done")
+        self._try_evaluation()
         unstepped = 0
         while not self._is_done:
             _set_epoch(batches, self._passes)
@@ -597,6 +602,13 @@ class Peer:
             self._copies.move_(self._parameters.displacements(model))
         self._parameters.write(model)
 
+    def _try_evaluation(self) -> None:
+        """Measure once before the first step, when the loop has its peer: a mistake in `evaluate` would otherwise come
+        to light after hours, at the first evaluation."""
+        if self._is_untried:
+            self._is_untried = False
+            self._measure(self._parameters.vector())
+
     def _pass_by(self, place: object) -> None:
         """Note the script's state at the head of its loop: its work behind the exchange is done."""
         is_script = os.getpid() == self._process and self._state == "training"
@@ -605,6 +617,7 @@ class Peer:
         if self._gradients:
             # A step of its optimizer is behind it, wherever the loop reads this.
             place = Peer.until_done
+        self._try_evaluation()
         if self._is_stepping:
             self._end_step()
         if not self._awaits_step or self._is_done:

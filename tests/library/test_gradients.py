@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import nn
 from tests.library import scripts
 from tests.library.processes import finish, kill_now_and_then, start, starts_of
 from tests.library.scripts import CLASSES, Samples, vector_of, write_kits
+from tests.library.test_peer import killed_after
 
 SEED = int(os.environ.get("SOTTO_TEST_SEED", "1"))
 """Of the times at which processes are killed."""
@@ -186,6 +188,49 @@ def _with_break(where: sottovoce.Place) -> tuple[int, str | None]:
 def test_a_loop_may_be_left_behind_its_last_step(tmp_path: Path) -> None:
     file = write_kits(tmp_path, 2, *ALLREDUCE)[0]
     assert sottovoce.simulate(_with_break, file).results == ((3, None), (3, None))
+
+
+def _with_a_step_that_cannot_end(model: nn.Module, file: Path) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sottovoce.join(model, file, every=1, average="gradients", keep=[optimizer]) as peer:
+        for points in peer.until_done([torch.ones(2, 4)]):
+            model(points).sum().backward()
+            peer.average_gradients()
+            for parameter in model.parameters():
+                nn.init.constant_(parameter, math.nan)
+            break
+
+
+def test_a_step_that_cannot_end_behind_the_loop_ends_the_peer(tmp_path: Path) -> None:
+    (file,) = write_kits(tmp_path, 1, "run.rounds=5", *ALLREDUCE)
+    model = nn.Linear(4, 4, bias=False)
+    for _ in range(2):  # The model is free for another peer afterwards.
+        nn.init.ones_(model.weight)
+        with pytest.raises(UsageError, match="not finite"):
+            _with_a_step_that_cannot_end(model, file)
+    assert "sotto" not in [thread.name for thread in threading.enumerate()]
+
+
+def _forgetful(where: sottovoce.Place, **options: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    with sottovoce.join(model, where, every=1, average="gradients", **options) as peer:
+        for points in peer.until_done([torch.ones(2, 4)]):
+            optimizer.zero_grad()
+            model(points).square().sum().backward()
+            peer.average_gradients()
+            optimizer.step()
+
+
+def test_steps_that_are_repeated_to_another_model_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The optimizer is not in keep, so that a killed script takes other steps by the same means."""
+    settings = ("run.rounds=12", "evaluation.every_rounds=1", "state.checkpoint_every_rounds=5", *ALLREDUCE)
+    (file,) = write_kits(tmp_path, 1, *settings)
+    _forgetful(sottovoce.place(file), evaluate=killed_after(file, [8]))
+    killed = file.parent.with_name("killed-8") / file.name
+    _forgetful(sottovoce.place(killed))
+    assert "another result than before" in caplog.text
 
 
 def test_a_script_alone_takes_its_own_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

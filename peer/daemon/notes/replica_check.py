@@ -70,6 +70,8 @@ class ModelCheck:
         """`name` returns that of a peer."""
         self._runtime, self._neighbors, self._participant, self._name = runtime, neighbors, participant, name
         self._before, self._own = self._sketch(), (-1, np.zeros(0))
+        # Behind a restart, only a whole interval says how far a model moves.
+        self._is_whole = participant.round % _COMPARED_EVERY == 0
         self._heard: dict[int, tuple[int, npt.NDArray[np.float64]]] = {}
         self._told: set[int] = set()
 
@@ -77,8 +79,10 @@ class ModelCheck:
         """Tell the others this peer's sketch, and compare theirs with it."""
         if (round_ + 1) % _COMPARED_EVERY:
             return
-        self._before = self._own[1] if self._own[1].size else self._before
-        self._own = round_, await self._runtime.work(self._sketch)
+        sketch = await self._runtime.work(self._sketch)
+        if self._own[1].size:
+            self._before, self._is_whole = self._own[1], True
+        self._own = round_, sketch
         note = notes.encode_digests(round_, self._own[1].view(np.uint64).tolist())
         if len(note) <= MAX_BULLETIN_BYTES:
             self._neighbors.broadcast(notes.REPLICA, note, None)
@@ -97,7 +101,7 @@ class ModelCheck:
 
     def _compare(self, peer: int) -> None:
         (round_, theirs), (own_round, own) = self._heard[peer], self._own
-        if round_ != own_round or peer in self._told:
+        if round_ != own_round or not self._is_whole or peer in self._told:
             return
         apart, moved, length = (float(np.linalg.norm(each)) for each in (theirs - own, own - self._before, own))
         if apart > max(_OTHER_STEPS * moved, _ROUNDED * length):
