@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/concepts and of the README; with --check, only verifies that they are up to date.
+"""Draws the pictures of docs/concepts; with --check, only verifies that they are up to date.
 
 Where a picture shows numbers, they are computed here by the equations that the page states.
 """
@@ -71,31 +71,6 @@ class Picture:
         )
         ground = f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>'
         return "\n".join([head, f"<title>{self._title}</title>", ground, *self._parts, "</svg>", ""])
-
-
-def overview() -> Picture:
-    """Return four devices that exchange small messages."""
-    picture = Picture(
-        640, 300, "Four devices, each with its own data and model, exchange small messages. There is no server."
-    )
-    places = [(150, 70), (490, 70), (490, 230), (150, 230)]
-    names = ("laptop", "desktop", "camera", "lab machine")
-    for (x, y), name in zip(places, names, strict=True):
-        picture.box(x - 85, y - 38, 170, 76)
-        picture.text(x, y - 14, name, size=15)
-        picture.text(x, y + 7, "its own data stays here", size=12, color=GREEN)
-        picture.text(x, y + 25, "its own copy of the model", size=12, color=BLUE)
-    for start, end in (
-        ((240, 70), (400, 70)),
-        ((490, 112), (490, 188)),
-        ((400, 230), (240, 230)),
-        ((150, 188), (150, 112)),
-    ):
-        picture.arrow(start, end, ORANGE)
-    picture.text(320, 60, "1 % of what changed", size=12, color=ORANGE)
-    picture.text(320, 150, "no server", size=17)
-    picture.text(320, 172, "mutual TLS; a killed device resumes to the bit", size=12)
-    return picture
 
 
 def push_sum() -> Picture:
@@ -259,7 +234,6 @@ def _curves(
 
 
 PICTURES: Mapping[str, Callable[[], Picture]] = {
-    "overview": overview,
     "push-sum": push_sum,
     "error-feedback": error_feedback,
     "replicas": replicas,

@@ -539,6 +539,10 @@ def up(
         summary.continue_from(directory / "summary.json")
         summary.members = [cluster.numbers[index] for index in cluster.staying]
         summary.num_peers = len(summary.members)
+        # What the file says of the end holds no longer.
+        summary.ended = ""
+        with writing("summary.json"):
+            summary.save(directory / "summary.json")
     ended: str = "completed"
     failure: SottoError | None = None
     try:

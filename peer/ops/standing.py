@@ -92,8 +92,12 @@ def from_folder(config: Config, base: Path) -> Standing | None:
 def from_average(config: Config, base: Path, index: int) -> Standing | None:
     """Return that another peer than that of a state folder has finished, if the folder holds the average that all
     members of the last round form, and it was not gone by then."""
-    folder, own = base / config.state.directory, from_folder(config, base)
-    if own is None or own.state != "finished" or not (folder / AVERAGE_FILE).exists():
+    folder = base / config.state.directory
+    # First the cheap question: each folder is asked about each silent peer.
+    if not (folder / AVERAGE_FILE).exists():
+        return None
+    own = from_folder(config, base)
+    if own is None or own.state != "finished":
         return None
     try:
         _, state = read_description(find_checkpoints(folder)[-1])

@@ -91,7 +91,7 @@ def _header(data: RunData) -> list[Block]:
         if 0 < len(chosen := chosen_precisions(summary)) <= MAX_PEERS:
             found.append(blocks.Facts(chosen))
         found += map(blocks.Command, summary.commands)
-        if summary.ended != "completed":
+        if summary.ended not in ("", "completed"):
             ended = summary.ended.capitalize() if summary.collected_at else f"Ended early: {summary.ended}"
             found.append(blocks.Banner(ended))
     return [*found, *map(blocks.Banner, data.notes)]

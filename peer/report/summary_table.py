@@ -37,7 +37,7 @@ def summary_table(summary: Summary) -> RenderableType:
     if 0 < len(chosen := chosen_precisions(summary)) <= MAX_PEERS:
         title.append("".join(f"\n  {sentence}" for sentence in chosen), style="dim")
     parts: list[RenderableType] = [Text(), title]
-    if summary.ended != "completed":
+    if summary.ended not in ("", "completed"):
         early = "" if summary.collected_at else "ended early: "
         parts.append(Text(f"{early}{summary.ended}", style="bold red"))
     parts.extend(Text(sentence, style="yellow") for sentence in summary.missing)

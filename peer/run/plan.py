@@ -253,6 +253,9 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
             ' for each other; set guard.action = "stop", or algorithm.theta = "constant"'
         )
         findings.append(validate.Objection("error", "guard.action", sentence))
+    if config.training.momentum == "script" and config.training.task != OWN_LOOP:
+        sentence = "only a training script that averages gradients sets it; leave it out"
+        findings.append(validate.Objection("error", "training.momentum", sentence))
     # A job whose peers have names but no addresses is for `sotto up` and the simulator.
     if any(peer.advertise is not None for peer in config.peers):
         findings += [
@@ -488,7 +491,9 @@ def _plan_of(config: Config, schedule: Schedule, compressor: BoundedCompressor) 
     came about."""
     training = config.training
     if training.task == OWN_LOOP:
-        training = TrainingOptions(task=OWN_LOOP, learning_rate=1.0, momentum="none")
+        # Baselines average displacements, to which any number of steps is one.
+        steps = training.local_steps if algorithm_spec(config).local_steps else 1
+        training = TrainingOptions(task=OWN_LOOP, learning_rate=1.0, momentum="none", local_steps=steps)
     return validate.RuleInput(
         algorithm_spec(config),
         schedule,

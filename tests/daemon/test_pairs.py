@@ -56,7 +56,7 @@ class History:
         self.merged: list[Event] = merge_events([events for events, _ in logs])
         """One serial order in which everything may have happened."""
         self.x0 = cluster.trainer.initial_vector()
-        self.final = [x for x, _ in cluster.final_states()]
+        self.final = [np.asarray(x) for x, _ in cluster.final_states()]
 
     def count(self, kind: str) -> int:
         return sum(event[0] == kind for event in self.merged)
