@@ -33,6 +33,12 @@ def write_whole(path: Path, content: bytes | str) -> None:
         beside.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def safetensors_head(header: bytes) -> bytes:
+    """Return how a safetensors file with this header (JSON) begins: the arrays follow, the first of them aligned."""
+    size = -(-len(header) // 8) * 8
+    return size.to_bytes(8, "little") + header.ljust(size)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a new, empty file in the same folder, which takes the name `path` at the end, on disk by then.

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import xxhash
 
 from peer.errors import StateError, remedy
+from peer.files import safetensors_head
 from peer.foreign_values import parse_json
 from peer.state import disk as disks
 from peer.state.disk import Buffer, Disk, Readable, RealDisk, cannot_be_written, make_private
@@ -379,9 +380,7 @@ def _file(checkpoint: Checkpoint) -> Iterator[Buffer]:
     metadata = {"state": json.dumps(checkpoint.state), "round": str(checkpoint.round), "format": str(FORMAT)}
     header: dict[str, object] = {"__metadata__": metadata, **entries}
     metadata["checksum"] = _checksum(header, parts)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
+    yield safetensors_head(json.dumps(header).encode())
     yield from parts
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from peer.files import open_own, replacing
+from peer.files import open_own, replacing, safetensors_head
 from peer.records import ModelForm
 from peer.state.disk import writing
 
@@ -144,12 +144,11 @@ def write_average(
         size = _NUMBER.itemsize * (end - begin)
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    head = safetensors_head(json.dumps(header, separators=(",", ":")).encode())
     told = hashlib.sha256()
     with writing(str(path)), replacing(path) as beside, beside.open("r+b") as file:
         contents = (values(begin, end) for begin, _, _, end in placed)
-        for part in chain([len(text).to_bytes(8, "little"), text], chain.from_iterable(contents)):
+        for part in chain([head], chain.from_iterable(contents)):
             told.update(part)
             file.write(part)
     return told.digest()

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from peer.errors import DataError
-from peer.files import replacing
+from peer.files import replacing, safetensors_head
 from peer.records import ModelForm, ModelParts
 from peer.wire.start_model import Entry, StartModel
 
@@ -128,9 +128,7 @@ def file_parts(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str])
         start, end = end, end + tensors[name].nbytes
         header[name]["data_offsets"] = [start, end]
         header[name]["shape"][:1] = tensors[name].shape[:1]
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
+    yield safetensors_head(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
     for name in names:
         plain = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
         yield plain.reshape(-1).view(torch.uint8).numpy().data
