@@ -33,7 +33,7 @@ from peer.daemon.notes import notes
 from peer.daemon.notes.evaluations import Models
 from peer.daemon.runtime import Runtime
 from peer.errors import PeerUnreachable, RemoteProtocolError, SecurityError, StateError
-from peer.node.statements import Statements, counter_of
+from peer.node.statements import Statements, is_later
 from peer.rate_limits import Allowances
 from peer.records import ModelForm
 from peer.state.disk import RealDisk, writing
@@ -227,10 +227,8 @@ class FinalAverage:
     ) -> bool:
         if told == known:
             return False
-        before, now = counter_of(known_note), counter_of(note)
-        if before is not None and now is not None:
-            return now > before
-        return source == told.peer or bool(told.file and not known.file)
+        later = is_later(note, known_note)
+        return source == told.peer or bool(told.file and not known.file) if later is None else later
 
     def _goes_on(self) -> None:
         self._progress_at = self._runtime.now()

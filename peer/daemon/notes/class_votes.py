@@ -26,7 +26,7 @@ from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes import notes
 from peer.daemon.runtime import Runtime
 from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError, SecurityError
-from peer.node.statements import Statements, counter_of
+from peer.node.statements import Statements, is_later
 from peer.rate_limits import Allowances
 from peer.state.disk import Disk
 from peer.state.kept_file import CLASS_VOTES
@@ -234,10 +234,8 @@ class ClassVotes:
 
     def _is_later(self, source: int, voter: int, known: bytes, note: bytes) -> bool:
         """Return whether a note of a voter takes the place of one that is known."""
-        before, now = counter_of(known), counter_of(note)
-        if before is not None and now is not None:
-            return now > before
-        return source == voter and note != known
+        later = is_later(note, known)
+        return source == voter and note != known if later is None else later
 
     def _decoded(self, note: bytes) -> notes.ClassVote:
         vote = notes.decode_class_vote(note, len(self._own.shares))

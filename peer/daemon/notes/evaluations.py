@@ -21,7 +21,7 @@ from peer.config.options import EvaluationOptions
 from peer.daemon.notes import notes
 from peer.foreign_values import parse_json
 from peer.node.evaluation_cadence import is_evaluated, is_shared
-from peer.node.statements import Statements, Unsigned, counter_of
+from peer.node.statements import Statements, Unsigned, is_later
 from peer.rate_limits import Allowances
 from peer.records import ACCURACY, Criterion
 from peer.run.summary import evaluation_record
@@ -166,9 +166,9 @@ class Evaluations:
             return True
         if known == record:
             return False
-        before, now = counter_of(self._notes.get(key, b"")), counter_of(note)
-        if before is not None and now is not None:
-            return now > before  # It went back to an earlier round.
+        later = is_later(note, self._notes.get(key, b""))
+        if later is not None:
+            return later  # It went back to an earlier round.
         # Somebody else may have said more than is true.
         return source == record.peer and self._told_by.get(key, source) != source
 

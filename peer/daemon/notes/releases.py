@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes import notes
 from peer.foreign_text import printable
-from peer.node.statements import Statements, counter_of
+from peer.node.statements import Statements, is_later
 from peer.protocol import NEWEST, OLDEST
 from peer.rate_limits import Allowances
 
@@ -150,10 +150,8 @@ class Releases:
         self._notes[self._peer] = self._statements.sign(notes.RELEASE, notes.encode_release(told))
 
     def _is_newer(self, told: notes.ReleaseTold, note: bytes) -> bool:
-        before, now = counter_of(self._notes.get(told.peer, b"")), counter_of(note)
-        if before is not None and now is not None:
-            return now > before
-        return told.said_ms > self._said_ms.get(told.peer, -1)
+        later = is_later(note, self._notes.get(told.peer, b""))
+        return told.said_ms > self._said_ms.get(told.peer, -1) if later is None else later
 
     # -- what is known -------------------------------------------------------------------------------------------------
 
