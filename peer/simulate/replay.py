@@ -15,7 +15,7 @@ and where they apply `mixing` (matrices W; round t uses `mixing[(t // mixing_per
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -323,6 +323,7 @@ def parse_scenario(tree: object, file: str = "scenario") -> Scenario:
         )
     objective = _Reader(read.table("objective"), file, "objective.")
     compressor, theta, verified = _read_compressor(read, spec.modulo, rounds)
+    by_layer = read.choice("factor_exponents", ("vector", "layer"), "vector") == "layer"
     return Scenario(
         file=file,
         algorithm=name,
@@ -349,7 +350,7 @@ def parse_scenario(tree: object, file: str = "scenario") -> Scenario:
         low_rank=LowRankOptions(
             rank=read.whole("rank", 4, least=1),
             bits=read.whole("factor_bits", 8, least=2, most=16),
-            exponents="layer" if tree.get("factor_exponents", "vector") == "layer" else "vector",
+            exponents="layer" if by_layer else "vector",
         ),
         seed=read.whole("seed", 0),
         expect=read.table("expect") if "expect" in tree else None,
@@ -381,9 +382,9 @@ class _Reader:
             raise self.error(key, "should be an object")
         return value
 
-    def choice(self, key: str, choices: Mapping[str, object]) -> str:
+    def choice(self, key: str, choices: Collection[str], default: str | None = None) -> str:
         """Return one of the names."""
-        value = self.value(key)
+        value = self.value(key, default)
         if not isinstance(value, str) or value not in choices:
             raise self.error(key, "is not one of the choices", valid=", ".join(choices))
         return value

@@ -145,6 +145,7 @@ BAD = {
     "momentum key": (lambda s: s.update(momentum={"kind": "qg", "gamma": 1}), r"momentum\.gamma: is no setting"),
     "momentum beta": (lambda s: s.update(momentum={"kind": "qg", "beta": 2}), r"momentum\.beta: "),
     "momentum text": (lambda s: s.update(momentum="qg"), "momentum: should be an object"),
+    "exponents": (lambda s: s.update(factor_exponents="row"), "factor_exponents: is not one of the choices.*vector"),
     "final rounds": (lambda s: s.update(final_rounds=99), "final_rounds: is out of range.*0 to 25"),
     "expect text": (lambda s: s.update(expect=1), "expect: should be an object"),
 }
