@@ -198,10 +198,11 @@ class Listener:
             channel.send(Answer("", ""))
             return
         self._note_proof(host, is_right=True)
-        content = json.dumps(self._desk.answer(id_, request, host))
+        answer = self._desk.answer(id_, request, host)
+        content = json.dumps(answer)
         proof = invitation.proof("operator", self._shown, nonces, content.encode())
         channel.send(Answer(content, proof))
-        if '"admitted"' in content and channel.receive(Kept, _KEPT_BYTES) == Kept():
+        if answer.get("state") == "admitted" and channel.receive(Kept, _KEPT_BYTES) == Kept():
             self._desk.kept(id_)
 
     def _may_try(self, host: str) -> bool:
