@@ -137,29 +137,23 @@ class ExchangedParameters:
     def vector(self) -> Vector:
         """Return the values of all parameters, float32[n], in memory of their own. Raises UsageError where one is not
         finite."""
-        vector = np.concatenate([p.detach().cpu().reshape(-1).numpy() for p in self._parameters.values()])
-        if not math.isfinite(max_magnitude(vector)):
-            name = next(name for name, p in self._parameters.items() if not torch.isfinite(p).all())
-            raise UsageError(
-                f"parameter {name} holds values that are not finite, so nothing of this round is sent; lower the"
-                " learning rate, clip gradients, or skip such steps as torch.amp.GradScaler does"
-            )
-        return vector
+        return _joined(
+            {name: each.detach() for name, each in self._parameters.items()},
+            "parameter {} holds values that are not finite, so nothing of this round is sent; lower the learning rate,"
+            " clip gradients, or skip such steps as torch.amp.GradScaler does",
+        )
 
     def gradients(self) -> Vector:
-        """Return the gradients of all parameters: float32[n], zeros where there is none. Raises UsageError where one
-        is not finite."""
-        found = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for name, p in self._parameters.items()
-        }
-        vector = np.concatenate([each.float().cpu().reshape(-1).numpy() for each in found.values()])
-        if not np.isfinite(vector).all():
-            name = next(name for name, each in found.items() if not torch.isfinite(each).all())
-            raise UsageError(
-                f"the gradient of parameter {name} holds values that are not finite, so nothing of this step is sent;"
-                " lower the learning rate, or compute in bfloat16 rather than float16, which needs no GradScaler"
-            )
-        return vector
+        """Return the gradients of all parameters: float32[n], zeros where there is none, in memory of their own. Raises
+        UsageError where one is not finite."""
+        return _joined(
+            {
+                name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+                for name, p in self._parameters.items()
+            },
+            "the gradient of parameter {} holds values that are not finite, so nothing of this step is sent; lower the"
+            " learning rate, or compute in bfloat16 rather than float16, which needs no GradScaler",
+        )
 
     def write_gradients(self, vector: Vector) -> None:
         """Give all parameters their gradients from `vector: float32[n]`, in place where they have one."""
@@ -247,6 +241,15 @@ class ExchangedParameters:
         """Return the name of a parameter of the model that another module has as well, if there is one."""
         theirs = {id(each) for each in module.parameters()}
         return next((name for name, each in self.model.named_parameters() if id(each) in theirs), None)
+
+
+def _joined(tensors: Mapping[str, torch.Tensor], complaint: str) -> Vector:
+    """Return tensors as one vector, float32[n], in memory of its own. Raises UsageError with the complaint about the
+    first that is not finite."""
+    vector = np.concatenate([each.float().cpu().reshape(-1).numpy() for each in tensors.values()])
+    if not math.isfinite(max_magnitude(vector)):
+        raise UsageError(complaint.format(next(name for name, p in tensors.items() if not torch.isfinite(p).all())))
+    return vector
 
 
 def kept_beside(training: Arrays) -> dict[str, torch.Tensor]:

@@ -373,7 +373,8 @@ class Peer:
                 "the model has changed since the head of the loop; call average_gradients() before optimizer.step(),"
                 " and read peer.done behind that"
             )
-        gradients = self._parameters.gradients() * np.float32(weight)
+        gradients = self._parameters.gradients()
+        gradients *= np.float32(weight)
         self._is_torn = True
         mean = self._mean_of(gradients, self._mean_loss())
         if mean is not None:
