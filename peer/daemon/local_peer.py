@@ -63,7 +63,7 @@ class LocalPeer:
         self.taken_out = settled.taken_out
         """Names in the list that the run began with which the file does not list any more."""
         self.index = config.peer.index
-        self.name = config.peers[self.index].name
+        self.name = config.own.name
         self.access = load_credentials(config.security, base, self.name)
         if isinstance(self.access, Credentials):
             self._warn_of_expiry(self.access)
@@ -73,11 +73,13 @@ class LocalPeer:
             away = StateError(f"state.directory: {place.parent} does not exist; mount its disk, or make that folder")
             away.may_pass = True
             raise away
+        repeats = None
         if isinstance(loop, RecordedSteps) and algorithm_spec(config).asynchronous:
             loop.records_all = True
-        # The same on a GPU, where nothing is repeated: members are put back together.
-        is_script = isinstance(loop, RecordedSteps) and not algorithm_spec(config).asynchronous
-        self.regular = regular_interval(config, loop.layout.size if loop is not None and is_script else None)
+        elif isinstance(loop, RecordedSteps):
+            # The same on a GPU, where nothing is repeated: members are put back together.
+            repeats = loop.layout.size
+        self.regular = regular_interval(config, repeats)
         """Rounds between regular checkpoints; 0: none."""
         # Before the data is read, which takes long, so that a second daemon on the same folder fails at once.
         self.folder = StateFolder(

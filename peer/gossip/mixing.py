@@ -17,8 +17,9 @@ from peer.compress import add_all_decompressed_, add_decompressed_, decompress_l
 from peer.compress.base import compress_layers
 from peer.compress.columns import Columns
 from peer.compress.decompress import add_dense_
+from peer.compress.float_types import own_type
 from peer.compress.layout import Layout
-from peer.compress.payload import Dense, FloatArray, Payload, Residues, ValueType, num_values
+from peer.compress.payload import Dense, FloatArray, Payload, Residues, num_values
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, Exchange, NodeContext
 from peer.gossip.views import ViewSchedule
@@ -68,13 +69,12 @@ def compress(node: NodeContext, t: int, v: FloatArray | Iterable[FloatArray]) ->
 
 def whole(v: FloatArray, layout: Layout) -> Payload:
     """Return `v` as a payload that loses nothing, in the memory of `v`."""
-    kind = ValueType.FLOAT64 if v.dtype == np.float64 else ValueType.FLOAT32
-    return tuple(Dense(v[part], kind) for part in layout.slices)
+    return tuple(Dense(v[part], own_type(v)) for part in layout.slices)
 
 
 def whole_layer(values: FloatArray) -> Dense:
     """Return a copy of one layer as a payload that loses nothing."""
-    return Dense(values.copy(), ValueType.FLOAT64 if values.dtype == np.float64 else ValueType.FLOAT32)
+    return Dense(values.copy(), own_type(values))
 
 
 def own_weight(node: NodeContext, t: int, left_out: Collection[int] = ()) -> float:

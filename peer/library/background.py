@@ -78,7 +78,7 @@ def place_of(config: str | os.PathLike[str], *, deals: bool = False) -> Place:
     """Return the place of a configuration file in its run. `deals` is as in `Place`. Raises UsageError or
     ConfigError."""
     read, path = read_config(config)
-    index, name = read.peer.index, read.peers[read.peer.index].name
+    index, name = read.peer.index, read.own.name
     return Place(index, len(read.peers), name, str(path), read, lambda derive: Background(path, derive), deals=deals)
 
 

@@ -105,7 +105,7 @@ def from_average(config: Config, base: Path, index: int) -> Standing | None:
         return None
     device = Numbering(config.num_listed).device
     gone = {device(subject) for kind, subject, *_ in state.get("members", ()) if kind != ChangeKind.JOIN}
-    return None if index in gone else replace(own, told_by=f"the folder of {config.peers[config.peer.index].name}")
+    return None if index in gone else replace(own, told_by=f"the folder of {config.own.name}")
 
 
 def last_figures(config: Config, base: Path, index: int | None = None) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def refuse_other_changes(old: Config, new: Config) -> None:
             # Numbers follow from the list. Below, the own names are compared instead.
             if before != now and (section, key) != ("peer", "index"):
                 raise _cannot_change(f"{section}.{key}", before, now)
-    own, own_now = old.peers[old.peer.index].name, new.peers[new.peer.index].name
+    own, own_now = old.own.name, new.own.name
     if own != own_now:
         raise ConfigError(f"is the place of {own_now!r} in the new list, but this peer is {own!r}", key="peer.index")
     before_by_name = {peer.name: peer for peer in old.peers}
