@@ -7,7 +7,7 @@ from pathlib import Path
 
 from peer.report.numbers import MISSING
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 
 
 def commit() -> str:

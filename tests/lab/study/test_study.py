@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from peer.config.options import Config, load
 from peer.errors import ConfigError
+from peer.lab.study.checkout import commit
 from peer.lab.study.study import FILES, RIVALS, find_study, read_plan
 from peer.run.plan import build_compressor, build_schedule, check_rules, refuse_errors
 from tests.lab.study.small_study import SMALL, read
@@ -102,3 +105,12 @@ def test_a_study_is_found_by_its_name_and_by_its_path(tmp_path: Path) -> None:
 
 def test_rivals_of_the_package_need_nothing_but_torch() -> None:
     assert {rival.program.name for rival in RIVALS.values()} == {"torch_program.py"}
+
+
+def test_figures_carry_the_commit_of_the_checkout() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout, or git is not installed")
+    name = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = commit().removesuffix("+")
+    assert len(found) >= 4
+    assert name.startswith(found)
