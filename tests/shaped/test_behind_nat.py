@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -100,7 +101,7 @@ def test_two_peers_in_two_homes_train_with_a_public_one_that_relays(tmp_path: Pa
             until("the end of the run", lambda: all(each.poll() is not None for each in processes), files)
             assert [each.returncode for each in processes] == [0, 0, 0]
         relayed = files[0].with_name("log.txt").read_text()
-        assert "relaying between peer-1 and peer-2" in relayed
+        assert re.search("relaying between (peer-1 and peer-2|peer-2 and peer-1)", relayed)  # Either may call.
         for file in files:
             store = MetricsStore(file.with_name("state") / "metrics.sqlite", read_only=True)
             assert len(store.rounds()) == ROUNDS
