@@ -3,6 +3,7 @@ where they live."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -151,8 +152,12 @@ def test_the_command_of_the_live_page_does_not_break_the_live_view(monkeypatch: 
             for phase in ("preparing", "training"):
                 show(Progress(phase=phase, rounds=600, elapsed_s=0.0))
                 view._live.refresh()
-        shown = os.read(read, 1 << 16).decode()
+    parts = []
+    with contextlib.suppress(OSError):  # That is the end, once nobody writes any more.
+        while part := os.read(read, 1 << 16):
+            parts.append(part)
     os.close(read)
+    shown = b"".join(parts).decode()
     # What stands in a line of the screen in the end: a line may be erased and written again.
     lines = [line.rpartition("\x1b[2K")[2] for line in shown.splitlines()]
     assert "live page: sotto watch runs/tty" in [re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line) for line in lines]
