@@ -55,11 +55,12 @@ def product_by_floats(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> to
 
 
 def _has_vnni() -> bool:
-    """Whether this processor multiplies bytes exactly. Before VNNI the products of x86 saturate at 16 bits on the
-    way."""
+    """Whether PyTorch multiplies bytes exactly here. Without VNNI, which `ONEDNN_MAX_CPU_ISA` can keep it from using,
+    sums of x86 saturate at 16 bits on the way."""
     global _vnni
     if _vnni is None:
-        _vnni = bool(torch.cpu._is_vnni_supported())
+        largest = torch.full((32, 32), 127, dtype=torch.int8)
+        _vnni = bool(torch.cpu._is_vnni_supported()) and int(torch._int_mm(largest, largest).min()) == 32 * 127**2
     return _vnni
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -152,6 +155,16 @@ def test_products_are_the_same_integers_with_and_without_vnni(m: int, k: int, n:
     out = torch.empty(m, n, dtype=torch.int32)
     assert torch.equal(int8_product(a, b.t(), out).to(torch.int64), exact)
     assert torch.equal(product_by_floats(a, b.t(), out).to(torch.int64), exact)
+
+
+def test_products_are_exact_where_pytorch_is_kept_from_vnni() -> None:
+    """Without it, oneDNN's sums of two products saturate at 16 bits on x86."""
+    code = """import torch; from peer.train.eight_bit.products import int8_product
+a = torch.full((32, 64), 127, dtype=torch.int8)
+print(int8_product(a, a.t(), torch.empty(32, 32, dtype=torch.int32)).unique().tolist())"""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str([64 * 127**2])
 
 
 def test_products_that_might_overflow_are_refused() -> None:
