@@ -56,9 +56,9 @@ def api_page() -> str:
     """Return the reference of the public package as Markdown."""
     package = ast.parse((ROOT / "peer" / "library" / "api" / "sottovoce" / "__init__.py").read_text(encoding="utf-8"))
     found: dict[str, Any] = {}
-    for node in package.body:
+    for node in ast.walk(package):
         # Read, not imported: in a checkout that is not installed, only `peer` is found.
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("peer."):
             module = importlib.import_module(node.module or "")
             found |= {alias.name: getattr(module, alias.name) for alias in node.names}
     errors = {name for name, each in found.items() if inspect.isclass(each) and issubclass(each, Exception)}

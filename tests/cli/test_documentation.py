@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -76,3 +78,10 @@ def test_a_stale_page_is_noticed(tmp_path: Path) -> None:
         "docs/configuration.md is missing",
         "docs/api.md is missing",
     ]
+
+
+def test_a_task_that_imports_the_package_leaves_out_what_no_task_needs() -> None:
+    code = "import sys; from sottovoce import RMSE; print(*sys.modules)"
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "peer.train.metrics" in listed
+    assert [name for name in listed if name.startswith(("peer.library", "peer.simulate"))] == []
