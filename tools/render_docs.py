@@ -11,6 +11,7 @@ import ast
 import importlib
 import inspect
 import itertools
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from peer.cli.app import EXIT_CODES, common_options
 from peer.config import schema
 from peer.config.options import SECTIONS
 from peer.config.writer import spell
+from peer.train.layers import FULL_PRECISION
 from peer.train.metrics import Metric
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,13 +66,19 @@ def api_page() -> str:
     errors = {name for name, each in found.items() if inspect.isclass(each) and issubclass(each, Exception)}
     parts = [_GENERATED, "# The package `sottovoce`\n", f"{ast.get_docstring(package)}\n", _API]
     metrics = {name: each for name, each in found.items() if isinstance(each, Metric)}
-    listed = found.keys() - errors - metrics.keys()
-    for name in sorted(listed, key=lambda name: (inspect.isclass(found[name]), name)):
-        if inspect.isfunction(found[name]):
-            parts.append(_function(f"sottovoce.{name}", found[name], "##"))
-        else:
-            parts += [f"## sottovoce.{name}\n", f"{inspect.getdoc(found[name])}\n", *_members(name, found[name])]
-    parts.append("## Metrics\n\n| for `metrics` | name | better |\n| --- | --- | --- |")
+    listed = sorted(found.keys() - errors - metrics.keys(), key=lambda name: (inspect.isclass(found[name]), name))
+    for heading, modules in _PARTS.items():
+        parts.append(f"## {heading}\n")
+        for name in listed:
+            each = found[name]
+            if re.fullmatch(modules, each.__module__) is None:
+                continue
+            if inspect.isfunction(each):
+                parts.append(_function(f"sottovoce.{name}", each, "###"))
+            else:
+                parts += [f"### sottovoce.{name}\n", f"{inspect.getdoc(each)}\n"]
+                parts += _members(name, each) if inspect.isclass(each) else ()
+    parts.append("| for `metrics` | name | better |\n| --- | --- | --- |")
     parts += [f"| `{name}` | {each.name} | {each.better} |" for name, each in sorted(metrics.items())]
     parts.append("\n## Errors\n\n| error | |\n| --- | --- |")
     parts += [f"| `{name}` | {_in_cell(inspect.getdoc(found[name]) or '')} |" for name in sorted(errors)]
@@ -78,8 +86,16 @@ def api_page() -> str:
 
 
 _API = """\
-[Your own training script](own-loop.md) shows how the parts work together.
+[Your own training script](own-loop.md) and [your own model and data](own-task.md) show how the parts work together.
 """
+
+_PARTS = {
+    "Training scripts": r"peer\.library\..*",
+    "Tasks": r"peer\.train\.(?!metrics|models\.).*",
+    "Models": r"peer\.train\.models\..*",
+    "Metrics": r"peer\.train\.metrics",
+}
+"""Heading → modules whose names stand below it."""
 
 
 def _function(name: str, function: Callable[..., object], level: str) -> str:
@@ -89,16 +105,21 @@ def _function(name: str, function: Callable[..., object], level: str) -> str:
     for each in signature.parameters.values():
         if each.kind is each.KEYWORD_ONLY and not keywords:
             keywords = True
-            lines.append("    *,")
+            lines.append("    *,\n")
         if each.name != "self":
+            star = "*" if each.kind is each.VAR_POSITIONAL else ""
+            keywords = keywords or star == "*"
+            value = "FULL_PRECISION" if each.default is FULL_PRECISION else repr(each.default).replace("'", '"')
+            default = "" if each.default is each.empty else f" = {value}"
             # Annotations are texts.
-            lines.append(f"    {each},".replace("'", ""))
-    code = "\n".join([f"{name}(", *lines, f") -> {signature.return_annotation}"])
+            lines.append(f"    {star}{each.name}: {each.annotation}{default},\n")
+    arguments = "".join(["\n", *lines] if lines else [])
+    code = f"{name}({arguments}) -> {signature.return_annotation}"
     return f"{level} {name}\n\n```python\n{code}\n```\n\n{inspect.getdoc(function)}\n"
 
 
 def _members(name: str, kind: type) -> Iterator[str]:
-    """Yield the table of a class's fields and properties, then its methods."""
+    """Yield the table of a class's fields and properties, then its methods that have a docstring."""
     (source,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(source, ast.ClassDef)
     rows = []
@@ -119,8 +140,8 @@ def _members(name: str, kind: type) -> Iterator[str]:
         yield from (f"| `{field}` | `{_in_cell(type_)}` | {_in_cell(text)} |" for field, type_, text in rows)
         yield ""
     for method, function in vars(kind).items():
-        if inspect.isfunction(function) and not method.startswith("_"):
-            yield _function(f"{name}.{method}", function, "###")
+        if inspect.isfunction(function) and function.__doc__ and (method == "__init__" or method[0] != "_"):
+            yield _function(f"{name}.{method}", function, "####")
 
 
 def _in_cell(text: str) -> str:

@@ -122,9 +122,10 @@ class Classification:
     model: Callable[[], torch.nn.Module] | Callable[[Layers], torch.nn.Module]
     """Makes a new model that returns logits float32[b, num_classes]; where it has an argument `layers`, it builds the
     model of these layers, and can build it in 8 bits."""
-    train: Data | Callable[[], Data] = field(repr=False)
+    train: Data | Callable[[], Data]
     """The training set, or a function that reads it when it is first asked for."""
-    test: Data | Callable[[], Data] = field(repr=False)
+    test: Data | Callable[[], Data]
+    """The test set, likewise."""
     augmentation: Callable[[Batch, torch.Tensor], Batch] | None = None
     """Changes a training batch, with `uniforms: float32[b, 4]` as its only randomness."""
     precision: Precision = "float32"

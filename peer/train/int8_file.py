@@ -47,8 +47,8 @@ def load_int8(task: Task, path: Path) -> torch.nn.Module:
     """Return the task's model with the weights and ranges of a file, in 8 bits, for inference only: there are no
     float32 weights to train.
 
-    Raises DataError if the file is not one that `save_int8` wrote of such a model, ConfigError if the task cannot
-    compute in 8 bits.
+    Raises DataError if the file is not one that `sotto export --int8` wrote of such a model, ConfigError if the task
+    cannot compute in 8 bits.
     """
     model = make_model(task, "int8")
     wanted = named_tensors(model)

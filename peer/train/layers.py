@@ -28,7 +28,9 @@ class Layers(Protocol):
         """Return a linear layer over the last dimension, with parameters `weight` and `bias` as `nn.Linear`."""
         ...
 
-    def relu(self) -> nn.Module: ...
+    def relu(self) -> nn.Module:
+        """max(x, 0), of any shape."""
+        ...
 
     def flatten(self) -> nn.Module:
         """[b, ...] → [b, n]."""
@@ -52,7 +54,9 @@ class Layers(Protocol):
         """
         ...
 
-    def max_pool(self, kernel: int, *, stride: int | None = None, padding: int = 0) -> nn.Module: ...
+    def max_pool(self, kernel: int, *, stride: int | None = None, padding: int = 0) -> nn.Module:
+        """The largest of kernel × kernel pixels; `stride` is `kernel` unless given."""
+        ...
 
     def average_pool(self) -> nn.Module:
         """The means of channels: [b, c, h, w] → [b, c]."""
@@ -65,11 +69,11 @@ class Layers(Protocol):
 
     def token_embedding(self, vocabulary: int, positions: int, width: int) -> nn.Module:
         """Pieces int64[b, n], 0 being padding, → the normalised sum of the vectors of piece and position, and with it
-        which pieces are padding; parameters as in `TokenEmbedding`."""
+        which pieces are padding; parameters are named as in DistilBERT."""
         ...
 
     def transformer_block(self, width: int, heads: int, hidden: int) -> nn.Module:
-        """Attention and two linear layers on [b, n, width], with padding; parameters as in `TransformerBlock`."""
+        """Attention and two linear layers on [b, n, width], with padding; parameters are named as in DistilBERT."""
         ...
 
     def first_token(self) -> nn.Module:
@@ -86,7 +90,7 @@ class Layers(Protocol):
 
 
 class FullPrecision:
-    """Ordinary torch modules in float32."""
+    """The layers of a model in float32, ordinary torch modules: the default of an argument `layers`."""
 
     def linear(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Module:
         return nn.Linear(inputs, outputs, bias=bias)

@@ -46,15 +46,17 @@ class Task(Protocol):
         """Return the mean loss of a batch, a scalar to differentiate."""
         ...
 
-    def train_data(self) -> Data: ...
+    def train_data(self) -> Data:
+        """Return the training set."""
+        ...
 
     def test_data(self) -> Data:
         """Return the common test set, for reports."""
         ...
 
     def correct(self, model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Return bool[b]: which samples of the batch the model gets right. A task with an attribute `metrics`
-        (`peer.train.metrics`) may do without."""
+        """Return bool[b]: which samples of the batch the model gets right. A task with an attribute `metrics` may do
+        without."""
         ...
 
     def augment(self, batch: tuple[torch.Tensor, ...], uniforms: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -485,10 +485,10 @@ def resolve_task(
 ) -> Task:
     """Return the built-in task of that name, or what the function "package.module:make_task" makes.
 
-    A task of the user's own comes in an `OwnTask`. `directory` is `data.directory` and `class_names` is `data.classes`:
-    they go to tasks that take arguments of these names. Modules are looked for where Python looks, and in the current
-    folder. Raises ConfigError for a wrong name or option, DataError for data or an own task that does not hold what it
-    should.
+    A task of the user's own comes in an object whose errors name the line of the user's that was running. `directory`
+    is `data.directory` and `class_names` is `data.classes`: they go to tasks that take arguments of these names.
+    Modules are looked for where Python looks, and in the current folder. Raises ConfigError for a wrong name or option,
+    DataError for data or an own task that does not hold what it should.
     """
     if name == OWN_LOOP:
         raise ConfigError(

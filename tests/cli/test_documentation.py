@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import click
 import pytest
+import sottovoce
 
 from peer.cli import cli
 from tests.cli.runner import sotto
 from tools import render_docs
 
 ROOT = Path(__file__).resolve().parents[2]
+
+PUBLIC = ast.parse((ROOT / "peer/library/api/sottovoce/__init__.py").read_text("utf-8"))
 
 COMMANDS = {path: command for path, command, _ in render_docs.walk()}
 
@@ -78,6 +83,18 @@ def test_a_stale_page_is_noticed(tmp_path: Path) -> None:
         "docs/configuration.md is missing",
         "docs/api.md is missing",
     ]
+
+
+def test_every_public_name_is_what_its_types_say_and_in_the_reference() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    imports = [node for node in ast.walk(PUBLIC) if isinstance(node, ast.ImportFrom)]
+    found = {alias.name: node.module for node in imports for alias in node.names if (node.module or "")[:5] == "peer."}
+    assert sorted(found) == sorted(sottovoce.__all__)
+    for name, module in found.items():
+        assert getattr(sottovoce, name) is getattr(importlib.import_module(module or ""), name)
+        assert f"\n### sottovoce.{name}\n" in page or f"\n| `{name}` |" in page, name
+    with pytest.raises(AttributeError, match="'sottovoce' has no attribute 'joined'"):
+        _ = sottovoce.joined
 
 
 def test_a_task_that_imports_the_package_leaves_out_what_no_task_needs() -> None:

@@ -63,7 +63,7 @@ class TextData:
     """Sentences that become numbers batch by batch."""
 
     def __init__(self, sentences: Sentences, tokenizer: Tokenizer, *, padding: int) -> None:
-        """`padding` is the number that fills up shorter sentences."""
+        """`padding` is the number that fills up shorter sentences: that of "[PAD]" in the vocabulary."""
         self._sentences, self._tokenizer, self._padding = sentences, tokenizer, padding
 
     def __len__(self) -> int:

@@ -31,7 +31,8 @@ CHUNKS = 16
 
 
 def make_norm(name: Norm, channels: int) -> nn.Module:
-    """Return a norm for float32[b, channels, h, w]. An EvoNorm gets the most equal groups up to 32."""
+    """Return a norm for float32[b, channels, h, w]: "evonorm", "range-evonorm", "group", "batch" or "range-batch". An
+    EvoNorm gets the most equal groups up to 32."""
     return _MAKERS[name](channels)
 
 
