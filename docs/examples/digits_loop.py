@@ -17,8 +17,6 @@ import sottovoce
 import torch
 from torch import nn
 
-from peer.train.tasks import digits
-
 EVERY = 25
 """Optimizer steps in each round."""
 STEPS = 1000
@@ -51,7 +49,7 @@ class Batches:
 
 def samples(part: str, index: int = 0, count: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the images and labels of every `count`-th sample: what is this device's own."""
-    task = digits()  # They stand for your own data; nothing else of `peer` is public.
+    task = sottovoce.resolve_task("digits")  # These stand for your own data.
     data = task.train_data() if part == "train" else task.test_data()
     inputs, labels = data.batch(torch.arange(index, len(data), count))
     return inputs.flatten(1), labels

@@ -86,9 +86,9 @@ def export(
     mean, unless --statistics names a peer; for private parameters it has to be given.
 
     With --int8 the file holds 8-bit codes and one scale for each matrix, and the ranges of activations measured on
-    2,048 training samples. `peer.train.int8_file.load_int8` reads such a file. For 8 bits without this package, use
-    --onnx-int8, which works with any model. Both print the accuracy of the exported model and of the same weights in
-    float32. ONNX needs `pip install 'sottovoce[onnx]'`.
+    2,048 training samples. `sottovoce.load_int8` reads such a file. For 8 bits without this package, use --onnx-int8,
+    which works with any model. Both print the accuracy of the exported model and of the same weights in float32. ONNX
+    needs `pip install 'sottovoce[onnx]'`.
 
     With --format huggingface, the folder of a DistilBERT is one that `transformers` loads. Other models need the code
     of their task, which config.json names.

@@ -130,7 +130,7 @@ def _written(name: str, value: float | None) -> str:
 def _files(files: Sequence[Path], facts: CardFacts) -> str:
     first, *others = files
     if facts.is_int8:
-        text = [f"`{first.name}` holds int8 weights for `peer.train.int8_file.load_int8` of Sottovoce."]
+        text = [f"`{first.name}` holds int8 weights for `sottovoce.load_int8`."]
     elif facts.of_transformers:
         load = 'model = AutoModelForSequenceClassification.from_pretrained("FOLDER")'
         text = [

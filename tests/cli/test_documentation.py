@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,10 @@ from tools import render_docs
 
 ROOT = Path(__file__).resolve().parents[2]
 
+PRIVATE = re.compile(
+    r"^[ \t>.]*(?:from peer(?:\.\w+)* import|import peer\b)|`peer\.(?:errors|library|train)\b", re.MULTILINE
+)
+"""What a user would copy: an import of the package `peer`, or the full name of something in it."""
 PUBLIC = ast.parse((ROOT / "peer/library/api/sottovoce/__init__.py").read_text("utf-8"))
 
 COMMANDS = {path: command for path, command, _ in render_docs.walk()}
@@ -83,6 +88,28 @@ def test_a_stale_page_is_noticed(tmp_path: Path) -> None:
         "docs/configuration.md is missing",
         "docs/api.md is missing",
     ]
+
+
+def test_pages_and_examples_import_only_what_is_public() -> None:
+    """Help texts and docstrings of public names are on pages too."""
+    assert PRIVATE.search("this:\n    from peer.train.tasks import digits")
+    assert PRIVATE.search(">>> import peer.train.tasks")
+    assert PRIVATE.search("the layers of `peer.train.layers`")
+    assert not PRIVATE.search("they differ\nfrom peer to peer: `peer.step()`, `peer.device`, `peer/train/layers.py`")
+    pages = [ROOT / "README.md", *(ROOT / "tests/examples").glob("own_*.py"), *(ROOT / "docs").rglob("*.md")]
+    pages += (ROOT / "docs/examples").glob("*.py")
+    assert len(pages) > 60
+    assert [str(page.relative_to(ROOT)) for page in pages if PRIVATE.search(page.read_text("utf-8"))] == []
+
+
+def test_texts_that_the_program_writes_import_only_what_is_public() -> None:
+    """Such as the card of a model. Docstrings are for those who change the code."""
+    for path in (ROOT / "peer").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                assert not PRIVATE.search(node.value), f"{path}:{node.lineno}"
 
 
 def test_every_public_name_is_what_its_types_say_and_in_the_reference() -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from sottovoce import Classification, TensorData
 from torch import nn
-
-from peer.train.data import Classification, TensorData
 
 
 def make_task(*, hidden: int = 16, directory: str = ".") -> Classification:
