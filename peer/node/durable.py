@@ -22,6 +22,7 @@ finished round; `save` between rounds. These calls are for one thread. `publish`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from peer.errors import RemoteProtocolError
@@ -205,7 +206,9 @@ class DurablePeer:
         if membership_codec.is_notice(frame):
             return self._receive_notice(record)
         message = self.participant.decode(peer, frame, before=early.newest(peer))
-        if seq and self._is_early(message.round) and message.round <= self._furthest_round:
+        judge = partial(self.participant.judge, message)
+        lacks_news = self.participant.session.is_joining and self._lacks_news(peer, judge)
+        if seq and (lacks_news or self._is_early(message.round)) and message.round <= self._furthest_round:
             # A message that no honest peer sends in any round is refused now, while its connection is there to be
             # blamed. The rest is judged when its time comes: an outsider does not know its neighbours yet, and the
             # frames kept may hold a change of members.
@@ -241,8 +244,9 @@ class DurablePeer:
         peer, early = record.peer, self._peer.early
         if not record.seq:
             raise RemoteProtocolError("told of a change of members without a number", peer=peer)
-        if early.count(peer):
-            # It follows frames that are kept.
+        judge = partial(self.participant.proven_notice, peer, record.frame)
+        if early.count(peer) or (self.participant.session.is_joining and self._lacks_news(peer, judge)):
+            # It follows frames that are kept, or is the first of them.
             if not early.add_notice(peer, record.seq, record.frame):
                 raise RemoteProtocolError("sends more ahead of time than can be kept", peer=peer)
             return self.participant.unchanged()
@@ -256,10 +260,7 @@ class DurablePeer:
         else:
             self._append_for_good(record)
         self._told.add((peer, change))
-        effects = self._journaled(self._peer.take(record, change))
-        if was_outsider and not self.participant.membership.is_outsider:
-            return self._with_early(effects, record.now)
-        return self._with_losses(effects, record.now)
+        return self._with_early(self._journaled(self._peer.take(record, change)), record.now)
 
     def timer(self, now: float) -> Effects:
         """Go on without late neighbours if the last `wake_at` has passed."""
@@ -335,6 +336,8 @@ class DurablePeer:
                 try:
                     content = self.participant.proven(peer, first.frame)
                 except RemoteProtocolError as error:
+                    if self.participant.session.is_joining:
+                        break  # As `_lacks_news` has it.
                     # Frames that follow it are not taken either: none is confirmed, and all come again.
                     early.forget(peer)
                     effects.refused.append(error)
@@ -352,6 +355,15 @@ class DurablePeer:
         """Whether a frame has to wait: this peer was set back, or has not yet heard that it joins, though others
         have."""
         return self.participant.membership.is_outsider or self.participant.session.is_early(round_)
+
+    def _lacks_news(self, peer: int, judge: Callable[[], object]) -> bool:
+        """Whether a frame has to wait because this peer joins. One neighbour may send it what follows from a change of
+        members before another one tells it of that change. What it cannot accept as a member either, it refuses."""
+        try:
+            judge()
+        except RemoteProtocolError:
+            return True
+        return self._peer.early.count(peer) > 0
 
     def _sent(self, made: Collection[OutgoingFrame]) -> Sent | Checked:
         frames = tuple((outgoing.receiver, outgoing.seq, outgoing.frame) for outgoing in made)

@@ -75,12 +75,13 @@ class EarlyFrame:
 
     seq: int
     round: int
-    """Round of its message; for a membership notice, that of the message before it."""
+    """Round of its message; 0 for a membership notice, which waits for no round but behind the frames before it."""
     frame: bytes
 
 
 class EarlyFrames:
-    """Neighbours' frames of rounds far ahead of this peer, which a power cut has set back.
+    """Neighbours' frames that cannot be judged yet: of rounds far ahead of this peer, which a power cut has set back,
+    or after changes of members that it has yet to hear of, as it joins.
 
     They are in no journal and not confirmed, so that their senders keep them too: losing them costs only time.
     """
@@ -106,7 +107,9 @@ class EarlyFrames:
 
     def add_notice(self, peer: int, seq: int, frame: bytes) -> bool:
         """Keep a membership notice after the frames kept of its stream if there is room; return whether there was."""
-        return self._add(peer, EarlyFrame(seq, self._frames[peer][-1].round, frame))
+        if not self.count(peer):
+            self._newest.pop(peer, None)  # A message that was taken long ago.
+        return self._add(peer, EarlyFrame(seq, 0, frame))
 
     def _add(self, peer: int, early: EarlyFrame) -> bool:
         frames = self._frames.setdefault(peer, deque())

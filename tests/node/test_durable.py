@@ -10,8 +10,10 @@ import pytest
 from peer.errors import RemoteProtocolError, StateBehind, StateError
 from peer.gossip.late_neighbors import LatePolicy
 from peer.node.durable import DurablePeer
+from peer.node.held_frames import EarlyFrames
 from peer.records import RoundRecord
 from peer.wire import Message
+from peer.wire.message import MessageKind
 from tests.node.durable_peers import ADAPTIVE, ALGORITHMS, LATE, SILENT, World
 from tests.state.failing_disk import ProcessEnds
 from tests.wire.comparing import assert_same
@@ -318,6 +320,14 @@ def test_no_more_than_a_bound_is_kept_of_what_comes_from_far_ahead(monkeypatch: 
     set_back(world, victim=1, to_round=0)
     with pytest.raises(RemoteProtocolError, match="more than 2 ahead of our 0"):
         world.run()
+
+
+def test_codes_never_refer_to_a_message_that_was_kept_and_taken_long_ago() -> None:
+    early = EarlyFrames()
+    assert early.add(1, 1, b"message", Message(MessageKind.NOTHING, 1, 9, 0))
+    early.take(1)
+    assert early.add_notice(1, 2, b"notice")
+    assert early.newest(1) is None
 
 
 def test_peers_that_are_put_back_together_go_on_to_the_same_bits() -> None:

@@ -250,6 +250,33 @@ def test_two_changes_at_the_same_time_need_no_settling() -> None:
     assert cluster.weight() == pytest.approx(5.0, abs=1e-12)
 
 
+def _sponsored_twice(algorithm: str) -> Cluster:
+    """Return a line of three whose ends both let peer 3 join. It has heard of the one that names the later round."""
+    cluster = Cluster(algorithm, "line", num_first=3, num_peers=4, seed=8)
+    cluster.run(4)
+    cluster.cut = {(0, other) for other in (1, 2, 3)}
+    earlier = cluster.announce(0, ChangeKind.JOIN, 3)
+    cluster.run(5)
+    later = cluster.announce(2, ChangeKind.JOIN, 3)
+    assert earlier.effective < later.effective
+    cluster.cut = {(0, 3)}
+    cluster.restart(0)
+    cluster.queues[0, 3].clear()
+    return cluster
+
+
+@pytest.mark.parametrize("algorithm", ["sparse-push", "choco-sgd"])
+def test_a_newcomer_that_has_heard_of_its_later_sponsor_alone_takes_what_is_sent_for_the_earlier_round(
+    algorithm: str,
+) -> None:
+    cluster = _sponsored_twice(algorithm)
+    cluster.run(60)
+    cluster.cut = set()
+    cluster.restart(0)
+    cluster.run(60)
+    assert cluster.rounds() == dict.fromkeys(range(4), 60)
+
+
 def test_a_lost_peer_may_have_been_about_to_leave() -> None:
     cluster = Cluster("sparse-push", "exponential", seed=9)
     cluster.run(3)

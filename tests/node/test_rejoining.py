@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from peer.errors import ConfigError, RemoteProtocolError
+from peer.gossip.effects import Effects
 from peer.gossip.incarnations import MAX_INCARNATIONS
 from peer.gossip.membership import Change, ChangeKind
 from peer.node import membership_codec
@@ -132,6 +133,53 @@ def test_what_a_member_sent_before_it_was_known_is_kept() -> None:
     cluster.restart(0)  # It sends again what was cut off.
     cluster.run(join.effective + 2)
     assert set(cluster.rounds()) == {0, 1, 4, first, second}
+
+
+def _joining() -> Cluster:
+    """Return a cluster that peer 4 is about to join. It has heard no word since its sponsor 3 let it in, which did not
+    know then that 1 is lost."""
+    cluster = Cluster("sgp", num_first=4, num_peers=5, seed=2)
+    cluster.run(4)
+    cluster.kill(1)
+    loss, join = cluster.announce(0, ChangeKind.LOST, 1), cluster.announce(3, ChangeKind.JOIN, 4)
+    cluster.cut = {(other, 4) for other in (0, 2, 3)}
+    cluster.run(60)
+    assert loss.effective == join.effective == cluster.rounds()[0]
+    assert cluster.peers[4].participant.session.is_joining
+    return cluster
+
+
+def test_a_newcomer_hears_of_another_before_it_hears_of_the_loss_of_whom_that_was() -> None:
+    cluster = _joining()
+    number = cluster.come_back(1)
+    cluster.announce(0, ChangeKind.JOIN, number)
+    cluster.run(60)
+    assert cluster.peers[4].participant.membership.changes[-1].subject == 4
+    cluster.cut.clear()
+    for peer in (0, 2, 3):
+        cluster.restart(peer)  # It sends again what was cut off.
+    cluster.run(60)
+    assert cluster.rounds() == dict.fromkeys((0, 2, 3, 4, number), 60)
+
+
+def test_a_newcomer_refuses_as_a_member_what_makes_no_sense_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, perform, refused = _joining(), Cluster.perform, []
+
+    def noted(self: Cluster, peer: int, effects: Effects) -> None:
+        refused.extend(effects.refused)
+        perform(self, peer, effects)
+
+    monkeypatch.setattr(Cluster, "perform", noted)
+    number = 3 + cluster.numbering.stride
+    lie = membership_codec.encode(Change(ChangeKind.JOIN, number, 2, 60, newcomer=newcomer(3)))
+    cluster.perform(4, cluster.peers[4].receive(2, cluster.peers[4].links.incoming[2].last_seq + 1, lie, 0.0))
+    assert refused == []
+    cluster.cut = {(2, 4)}
+    cluster.restart(3)
+    cluster.run(60)
+    assert [str(error) for error in refused] == [
+        f"peer 2: told that peer {number} joins: peer 3, which it was before, is not lost"
+    ]
 
 
 def _tell(cluster: Cluster, change: Change, liar: int = 1, victim: int = 0) -> None:
