@@ -166,8 +166,11 @@ class MembershipNews:
             membership.add(own)
             yield from ((other, own) for other in sorted(hears_own - {own.subject}))
         is_orphan = known.rules.by_majority and takes_part and change.issuer in known.session.lost
-        if change.kind is ChangeKind.JOIN and (change.issuer == known.peer or is_orphan):
-            yield from self._introduction(change)
+        offers = [each for each in known.changes if (each.kind, each.subject) == (ChangeKind.JOIN, change.subject)]
+        # The new peer may have heard of the later of two sponsors alone, and the earlier one be lost before it tells.
+        has_rivals = takes_part and len(offers) > 1 and offers[0].effective > t
+        if change.kind is ChangeKind.JOIN and (change.issuer == known.peer or is_orphan or has_rivals):
+            yield from self._introduction(offers[0])
         if change.kind is ChangeKind.LOST and takes_part:
             # Its sponsor may be lost before the new peer has heard a word of it.
             for join in membership.applied_after(t):
@@ -177,7 +180,7 @@ class MembershipNews:
     def _introduction(self, join: Change) -> Iterable[tuple[int, Change]]:
         """Yield the notices for a joining peer, which knows of nothing: its own join last, since with that it
         begins."""
-        history = [each for each in self._known.changes if each != join]
+        history = [each for each in self._known.changes if (each.kind, each.subject) != (join.kind, join.subject)]
         return ((join.subject, each) for each in (*history, join))
 
     def _own_reports(self, t: int) -> list[Change]:

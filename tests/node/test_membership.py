@@ -277,6 +277,18 @@ def test_a_newcomer_that_has_heard_of_its_later_sponsor_alone_takes_what_is_sent
     assert cluster.rounds() == dict.fromkeys(range(4), 60)
 
 
+def test_all_tell_a_newcomer_of_its_earlier_sponsor() -> None:
+    """Else it would wait for ever for the later one, which gives it nothing, once the earlier one is lost."""
+    cluster = _sponsored_twice("sparse-push")
+    cluster.run(60)
+    assert cluster.peers[3].participant.session.waiting_for == (0,)
+    cluster.kill(0)
+    cluster.run(60)
+    cluster.declare_lost(0)
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((1, 2, 3), 90)
+
+
 def test_a_lost_peer_may_have_been_about_to_leave() -> None:
     cluster = Cluster("sparse-push", "exponential", seed=9)
     cluster.run(3)
