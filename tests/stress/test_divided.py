@@ -34,6 +34,12 @@ def test_a_liar_does_not_hear_its_own_words_from_others() -> None:
     assert simulate_divided(1022, 100).rounds == 100
 
 
+@pytest.mark.slow
+def test_whom_nobody_but_a_lost_peer_let_in_may_be_refused() -> None:
+    """With this seed a member that is cut off lets a device in, and is declared lost before another one hears of it."""
+    assert simulate_divided(665, 100, lies=True).rounds == 100
+
+
 def test_a_minority_that_decided_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the simulator: peers that believe any loss are told apart from those that keep to the rules."""
     monkeypatch.setattr(Quorum, "is_majority", lambda self, peers: True)

@@ -415,6 +415,8 @@ class DividedWorld(World):
         self.auditor = self.observer = Observer(scenario, self.cast)
         self._waiting: set[int] = set()
         """Numbers of devices that want to take part again and are no members yet."""
+        self._sponsors: dict[int, set[int]] = {}
+        """Number of a device that takes part again → who announced that."""
         self._wiped: set[int] = set()
         self._quiet_since = 0.0
 
@@ -532,7 +534,20 @@ class DividedWorld(World):
 
     def let_join(self, sponsor: VirtualProcess, number: int) -> bool:
         """Let a member announce that a device takes part again; return whether it does."""
-        return self.announced(sponsor, ChangeKind.JOIN, number)
+        is_announced = self.announced(sponsor, ChangeKind.JOIN, number)
+        if is_announced:
+            self._sponsors.setdefault(number, set()).add(sponsor.me)
+        return is_announced
+
+    def refused(self, process: VirtualProcess, peer: int, seq: int, error: RemoteProtocolError) -> None:
+        """A peer refused a frame of another. It may, where that one was let in by nobody but peers whose loss is proven
+        (`Observer.check_grounds`) and whose word came to no other in time: the rounds have gone on without it."""
+        sponsors = self._sponsors.get(peer, set())
+        is_known = any((each.kind, each.subject) == (ChangeKind.JOIN, peer) for each in _changes(process))
+        if sponsors and not is_known and sponsors <= process.participant.session.lost:
+            self.note(f"{process.me} refuses {seq} of {peer}, whose sponsor was lost: {error}")
+            return
+        super().refused(process, peer, seq, error)
 
     def joined(self, number: int) -> None:
         """Take note that a device is a member again, if that is what it is."""
