@@ -20,7 +20,7 @@ def int8_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.T
     assert a.dtype == b.dtype == torch.int8
     assert out.dtype == torch.int32
     check_terms(a.shape[1])
-    if a.device.type == "cpu" and _has_vnni():
+    if a.device.type == "cpu" and _multiplies_exactly():
         return torch._int_mm(a, b, out=out)
     if a.device.type == "cuda" and a.shape[0] > 16 and a.shape[1] % 8 == 0 and b.shape[1] % 8 == 0:
         return torch._int_mm(a, b, out=out)
@@ -54,14 +54,14 @@ def product_by_floats(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> to
     return out
 
 
-def _has_vnni() -> bool:
+def _multiplies_exactly() -> bool:
     """Whether PyTorch multiplies bytes exactly here. Without VNNI, which `ONEDNN_MAX_CPU_ISA` can keep it from using,
     sums of x86 saturate at 16 bits on the way."""
-    global _vnni
-    if _vnni is None:
+    global _exact
+    if _exact is None:
         largest = torch.full((32, 32), 127, dtype=torch.int8)
-        _vnni = bool(torch.cpu._is_vnni_supported()) and int(torch._int_mm(largest, largest).min()) == 32 * 127**2
-    return _vnni
+        _exact = bool(torch.cpu._is_vnni_supported()) and int(torch._int_mm(largest, largest).min()) == 32 * 127**2
+    return _exact
 
 
-_vnni: bool | None = None
+_exact: bool | None = None
