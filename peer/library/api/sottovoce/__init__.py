@@ -72,3 +72,8 @@ __all__ = [
     "make_norm", "make_tokenizer", "mlp", "mobilenetv2", "place", "read_vocabulary", "resnet18", "resnet20", "resnet54",
     "resnet110", "resolve_task", "simulate", "vgg11", "vgg16",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Return what is here, names that are not imported yet among it: completion in a notebook asks for it."""
+    return sorted({*globals(), *__all__})
