@@ -178,6 +178,8 @@ class Connection:
             # gRPC may cancel this very task, once more and at any await, when the stream is gone.
             try:
                 await asyncio.wait((reader, writer))
+                # What gRPC had taken went to the kernel meanwhile.
+                self.counters()
                 await self._stream.abandon()
             finally:
                 self.ended.set_result(None)

@@ -59,7 +59,9 @@ class _Link:
     replaced: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_PROCESSES))
     """Nonces of processes whose place a newer one took."""
     past: LinkCounters = field(default_factory=LinkCounters)
-    """Totals of connections that are no longer in use."""
+    """Totals of the connections before the last one."""
+    last: LinkCounters = field(default_factory=LinkCounters)
+    """Those of the last one, if it is no longer in use. What gRPC had in its hands still is counted in them."""
     is_parting: bool = False
     """Whether the last connection ended with a goodbye."""
     confirmed: tuple[int, int] = (0, 0)
@@ -210,6 +212,7 @@ class Links:
             # Its hello may be older than a receipt that came over another connection: where both ends dial, they cross.
             connection.remote_has = max(connection.remote_has, confirmed)
         link.connection, link.is_parting = connection, False
+        link.past, link.last = link.past.plus(link.last), LinkCounters()
         link.told.clear()
         self.refusals.pop(peer, None)
         self.problems.pop(peer, None)
@@ -242,7 +245,7 @@ class Links:
     def counters(self, peer: int) -> LinkCounters:
         """Return the traffic of the link to a neighbour so far."""
         link = self._links.get(peer, _Link())
-        return link.past.plus(LinkCounters() if link.connection is None else link.connection.counters())
+        return link.past.plus(link.last if link.connection is None else link.connection.counters())
 
     # -- who is to blame --
 
@@ -306,7 +309,7 @@ class Links:
     def _went_down(self, connection: Connection, reason: str) -> None:
         peer = connection.neighbor.index
         link = self._links[peer]
-        link.past = link.past.plus(connection.counters())
+        link.last = connection.counters()
         link.connection, link.confirmed = None, (connection.nonce, connection.remote_has)
         self.problems[peer] = reason
         link.went_down.set()

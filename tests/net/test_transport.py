@@ -175,6 +175,21 @@ def test_frames_outside_the_sequence_pass_between_the_others_and_need_no_receipt
     asyncio.run(story())
 
 
+def test_what_is_sent_last_is_counted_on_the_socket_too() -> None:
+    """gRPC has taken all of it when the link is out of use, and the kernel has not."""
+
+    async def story() -> None:
+        ada, ben = Mind(), Mind()
+        async with pair(ada, ben) as (_, dialler):
+            ben.send(0, os.urandom(3_000_000))
+            await dialler.close("done")
+            sent = dialler.counters(0)
+            assert sent.socket_bytes_sent is not None
+            assert 3_000_000 < sent.protobuf_bytes_sent < sent.socket_bytes_sent
+
+    asyncio.run(story())
+
+
 def test_a_link_that_is_reset_says_why_and_comes_back() -> None:
     async def story() -> None:
         ada, ben = Mind(), Mind()
