@@ -399,7 +399,7 @@ def test_a_full_disk_stops_the_round_and_leaves_the_data() -> None:
     undisturbed.start()
     undisturbed.run()
     world = turns(World("quant-sgp"), 20)
-    world.disks[1].full = True
+    world.disks[1].fill(10)
     with pytest.raises(StateError, match="cannot be written: No space left on device; the saved state is intact"):
         world.run()
     # Not even by chance does anything follow the half record.

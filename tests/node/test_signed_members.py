@@ -113,7 +113,7 @@ def test_no_counter_is_used_twice() -> None:
 
 def test_a_counter_that_cannot_be_reserved_signs_nothing() -> None:
     disk = FailingDisk()
-    disk.full = True
+    disk.fill()
     with pytest.raises(StateError, match=RESERVED.name):
         StatementCounter(disk, 1.0).next()
     disk = FailingDisk()

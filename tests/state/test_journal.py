@@ -145,7 +145,7 @@ def test_what_is_added_stays_though_whoever_began_the_journal_ended_at_once() ->
     first = FailingDisk()
     write(first).close()
     # The file has its name, and the folder is not synced.
-    disk.end_at = first.operations.index("sync_folder")
+    disk.end_at = first.operations.index("sync folder")
     with pytest.raises(ProcessEnds):
         write(disk)
     disk.restart()
@@ -159,10 +159,10 @@ def test_what_is_added_stays_though_whoever_began_the_journal_ended_at_once() ->
 def test_nothing_is_added_after_a_failed_write() -> None:
     disk = FailingDisk()
     journal = write(disk)
-    disk.full = True
+    disk.fill(10)
     with pytest.raises(StateError, match="j: cannot be written: No space left on device"):
         journal.append(TimedOut(1.0))
-    disk.full = False
+    disk.capacity_bytes = None
     with pytest.raises(StateError, match="No space left"):
         journal.append(TimedOut(2.0))
     assert list(read_journal(disk, "j").records) == RECORDS

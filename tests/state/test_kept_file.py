@@ -90,7 +90,7 @@ def test_a_damaged_file_is_named_with_what_to_do(name: str, text: str, tmp_path:
 def test_a_disk_that_refuses_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, file = FailingDisk(), KEPT[name]
     file.keep(disk, VALUES[name])
-    disk.full = True
+    disk.fill()
     with pytest.raises(StateError, match=f"^{name}: cannot be written: No space left on device"):
         file.keep(disk, VALUES[name])
 

@@ -15,13 +15,11 @@ call, and where an interface changes, these alone change here.
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from itertools import count
@@ -52,10 +50,10 @@ from peer.node.membership_planning import plan_change
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
 from peer.random import PhiloxSource
-from peer.state.disk import Buffer
 from peer.train.momentum import Momentum
 from peer.wire.last_codes import LastCodes
 from tests.node.local_steps import KeptSteps, Step
+from tests.state.failing_disk import FailingDisk, ProcessEnds
 
 ROUNDS, SAVE_EVERY = 20, 4
 FIRST, NEWCOMER = 4, 4
@@ -109,98 +107,6 @@ def _is_empty(value: object) -> bool:
     return value is None or (isinstance(value, int | float | str | bytes | list | tuple | dict) and not value)
 
 
-class ProcessEnds(BaseException):
-    """The process of a peer ends here."""
-
-
-class Disk:
-    """Files in memory. Each operation is an event, and may be the last one of the process, half of it done."""
-
-    def __init__(self, trace: Trace, peer: int) -> None:
-        self._trace, self._peer = trace, peer
-        self.operations = 0
-        self.ends_at: int | None = None
-        self._files: dict[str, bytearray] = {}
-
-    def happens(self, what: str, name: str, *more: object) -> None:
-        self._trace.add(self._peer, what, name, *more)
-        self.operations += 1
-        if self.ends_at is not None and self.operations > self.ends_at:
-            self.ends_at = None
-            raise ProcessEnds
-
-    def names(self) -> list[str]:
-        return list(self._files)
-
-    def size(self, name: str) -> int:
-        return len(self.file(name))
-
-    def read(self, name: str) -> bytes:
-        return bytes(self.file(name))
-
-    def reader(self, name: str) -> io.BytesIO:
-        return io.BytesIO(self.read(name))
-
-    def create(self, name: str) -> Handle:
-        self.happens("create", name)
-        self._files[name] = bytearray()
-        return Handle(self, name)
-
-    def open(self, name: str) -> Handle:
-        self.file(name)
-        return Handle(self, name)
-
-    def truncate(self, name: str, size: int) -> None:
-        self.happens("truncate", name, size)
-        del self.file(name)[size:]
-
-    def rename(self, old: str, new: str) -> None:
-        self.happens("rename", old, new)
-        self._files[new] = self._files.pop(old)
-
-    def unlink(self, name: str) -> None:
-        self.happens("unlink", name)
-        self._files.pop(name, None)
-
-    def where(self, name: str) -> str:
-        return name
-
-    def sync_folder(self) -> None:
-        self.happens("sync", "folder")
-
-    def file(self, name: str) -> bytearray:
-        if name not in self._files:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
-        return self._files[name]
-
-
-class Handle:
-    """An open file of a `Disk`."""
-
-    def __init__(self, disk: Disk, name: str) -> None:
-        self._disk, self._name = disk, name
-
-    @property
-    def size(self) -> int:
-        return self._disk.size(self._name)
-
-    def append(self, parts: Sequence[Buffer]) -> None:
-        data = b"".join(map(bytes, parts))
-        try:
-            self._disk.happens("append", self._name, data)
-        except ProcessEnds:
-            data = data[: len(data) // 2]
-            raise
-        finally:
-            self._disk.file(self._name).extend(data)
-
-    def sync(self) -> None:
-        self._disk.happens("sync", self._name)
-
-    def close(self) -> None:
-        """Nothing is buffered."""
-
-
 class Pull(KeptSteps):
     """Local steps toward a point of the peer's own, and their sum."""
 
@@ -232,7 +138,7 @@ class RoundPeer:
     """A peer of an algorithm with rounds, of so many `numbers`: a process that recovers when it is made."""
 
     def __init__(
-        self, algorithm: str, me: int, disk: Disk, *, numbers: int, changes: bool, late: LatePolicy | None
+        self, algorithm: str, me: int, disk: FailingDisk, *, numbers: int, changes: bool, late: LatePolicy | None
     ) -> None:
         spec = gossip.ALGORITHMS[algorithm].spec
         kind = {GraphNeed.COLUMN: "exponential", GraphNeed.COMPLETE: "complete", GraphNeed.SERVER: "star"}
@@ -335,7 +241,7 @@ class RoundPeer:
 class PairPeer:
     """A peer of an algorithm without rounds."""
 
-    def __init__(self, algorithm: str, me: int, disk: Disk) -> None:
+    def __init__(self, algorithm: str, me: int, disk: FailingDisk) -> None:
         spec = gossip.ALGORITHMS[algorithm].spec
         node = NodeContext(
             peer=me,
@@ -433,9 +339,9 @@ class Cluster(ABC, Generic[P]):
         self.seen: set[str] = set()
         """What was to happen, and has."""
         self.peers: dict[int, P] = {}
-        self.disks = {peer: Disk(trace, peer) for peer in range(numbers)}
+        self.disks = {peer: FailingDisk(observe=partial(trace.add, peer)) for peer in range(numbers)}
         if situation.what == "end":
-            self.disks[VICTIM].ends_at = situation.at
+            self.disks[VICTIM].end_at, self.disks[VICTIM].torn = situation.at, 0.5
 
     @abstractmethod
     def make(self, me: int) -> P:
@@ -656,7 +562,7 @@ def record(situation: Situation, tell: Callable[[str], None] | None = None) -> t
     trace = Trace(tell)
     cluster = (Pairs if situation.is_in_pairs else Rounds)(situation, trace)
     cluster.run()
-    return situation.name, trace.digest(), cluster.disks[VICTIM].operations
+    return situation.name, trace.digest(), len(cluster.disks[VICTIM].operations)
 
 
 def situations(algorithm: str) -> list[Situation]:

@@ -8,14 +8,14 @@ from random import Random
 import pytest
 
 from peer.state.disk import replace
-from tests.stress.faults.disk import ProcessKilled, VirtualDisk
+from tests.state.failing_disk import FailingDisk, ProcessEnds
 
 
-def after_power_cuts(prepare: Callable[[VirtualDisk], None], times: int = 200) -> list[dict[str, bytes]]:
+def after_power_cuts(prepare: Callable[[FailingDisk], None], times: int = 200) -> list[dict[str, bytes]]:
     """Return what a disk holds after the same doings and each of many power cuts."""
     found = []
     for seed in range(times):
-        disk = VirtualDisk(Random(seed))
+        disk = FailingDisk(Random(seed))
         prepare(disk)
         disk.lose_power()
         found.append({name: disk.read(name) for name in disk.names()})
@@ -23,7 +23,7 @@ def after_power_cuts(prepare: Callable[[VirtualDisk], None], times: int = 200) -
 
 
 def test_what_was_appended_is_there_for_the_next_process() -> None:
-    disk = VirtualDisk(Random(0))
+    disk = FailingDisk(Random(0))
     handle = disk.create("a")
     handle.append([b"one", b" two"])
     assert disk.read("a") == b"one two"
@@ -32,7 +32,7 @@ def test_what_was_appended_is_there_for_the_next_process() -> None:
 
 
 def test_a_power_cut_leaves_what_was_synced_and_anything_of_the_rest() -> None:
-    def prepare(disk: VirtualDisk) -> None:
+    def prepare(disk: FailingDisk) -> None:
         handle = disk.create("a")
         disk.sync_folder()
         handle.append([b"sure"])
@@ -45,7 +45,7 @@ def test_a_power_cut_leaves_what_was_synced_and_anything_of_the_rest() -> None:
 
 
 def test_a_file_whose_name_was_not_synced_may_be_gone() -> None:
-    def prepare(disk: VirtualDisk) -> None:
+    def prepare(disk: FailingDisk) -> None:
         handle = disk.create("a")
         handle.append([b"synced"])
         handle.sync()
@@ -55,10 +55,10 @@ def test_a_file_whose_name_was_not_synced_may_be_gone() -> None:
 
 @pytest.mark.parametrize("operation", range(1, 6))
 def test_a_replaced_file_is_the_old_or_the_new_one(operation: int) -> None:
-    def prepare(disk: VirtualDisk) -> None:
+    def prepare(disk: FailingDisk) -> None:
         replace(disk, "a", [b"old"])
-        disk.kill_at = disk.operations + operation
-        with pytest.raises(ProcessKilled):
+        disk.end_at = len(disk.operations) + operation - 1
+        with pytest.raises(ProcessEnds):
             replace(disk, "a", [b"new"])
 
     contents = {files["a"] for files in after_power_cuts(prepare)}
@@ -66,7 +66,7 @@ def test_a_replaced_file_is_the_old_or_the_new_one(operation: int) -> None:
 
 
 def test_a_rename_without_a_sync_of_the_file_may_leave_anything() -> None:
-    def prepare(disk: VirtualDisk) -> None:
+    def prepare(disk: FailingDisk) -> None:
         replace(disk, "a", [b"old"])
         disk.create("b").append([b"new"])
         disk.rename("b", "a")
@@ -78,9 +78,9 @@ def test_a_rename_without_a_sync_of_the_file_may_leave_anything() -> None:
 
 
 def test_a_full_disk_takes_what_fits() -> None:
-    disk = VirtualDisk(Random(0))
+    disk = FailingDisk(Random(0))
     handle = disk.create("a")
-    disk.capacity_bytes = 5
+    disk.fill(5)
     with pytest.raises(OSError, match="No space"):
         handle.append([b"1234567"])
     assert disk.read("a") == b"12345"
@@ -90,12 +90,12 @@ def test_a_full_disk_takes_what_fits() -> None:
 def test_a_process_dies_within_the_operation_that_was_chosen() -> None:
     contents = set()
     for seed in range(100):
-        disk = VirtualDisk(Random(seed))
+        disk = FailingDisk(Random(seed))
         handle = disk.create("a")
         handle.append([b"12"])
-        disk.kill_at = disk.operations + 2
+        disk.end_at = len(disk.operations) + 1
         handle.append([b"34"])
-        with pytest.raises(ProcessKilled):
+        with pytest.raises(ProcessEnds):
             handle.append([b"56"])
         handle.append([b"."])  # The next process is not killed.
         contents.add(disk.read("a"))

@@ -40,7 +40,7 @@ from peer.node.statements import MEMBERS, sealed, unsealed
 from peer.proto.sottovoce.v1.membership_pb2 import LossOrder
 from peer.proto.sottovoce.v1.membership_pb2 import LossVote as VoteMessage
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
-from tests.stress.faults.disk import VirtualDisk
+from tests.state.failing_disk import FailingDisk
 from tests.stress.faults.invariants import Auditor, InvariantBroken
 from tests.stress.faults.liar import Falsehood, LyingProcess, Occasion, Tongue
 from tests.stress.faults.plan import Plan, plan_for
@@ -209,7 +209,7 @@ class Observer(Auditor):
 class DividedProcess(VirtualProcess):
     """A process that does what `peer.daemon.members.loss_watch` does."""
 
-    def __init__(self, world: DividedWorld, me: int, disk: VirtualDisk) -> None:
+    def __init__(self, world: DividedWorld, me: int, disk: FailingDisk) -> None:
         self.notary = world.notary(me)
         self.cluster = world
         super().__init__(world, me, disk)
@@ -300,7 +300,7 @@ class DividedProcess(VirtualProcess):
 class LyingMember(LyingProcess, DividedProcess):
     """A process of the liar: it lies about losses alone."""
 
-    def __init__(self, world: DividedWorld, me: int, disk: VirtualDisk, tongue: Tongue) -> None:
+    def __init__(self, world: DividedWorld, me: int, disk: FailingDisk, tongue: Tongue) -> None:
         super().__init__(world, me, disk, tongue)
         self.falsehoods = _declarations(self)
 
@@ -523,7 +523,7 @@ class DividedWorld(World):
         self.end(me, why)
         self._waiting.add(number)
         self.changes["took part again"] += 1
-        self.disks[number] = disk = VirtualDisk(Random(f"disk {self.scenario.seed} {number}"))
+        self.disks[number] = disk = FailingDisk(Random(f"disk {self.scenario.seed} {number}"))
         disk.operation_s, disk.sync_s = (0.0, 0.0) if self.quiet else (self.plan.operation_s, self.plan.sync_s)
         like = self.streams.conditions[min(self.streams.conditions)]
         for other in self.processes:

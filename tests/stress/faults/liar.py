@@ -24,7 +24,7 @@ from peer.gossip.mixing import whole
 from peer.node import membership_codec
 from peer.node.participant import Participant
 from peer.wire.message import Message, MessageKind, RepairWish
-from tests.stress.faults.disk import VirtualDisk
+from tests.state.failing_disk import FailingDisk
 from tests.stress.faults.process import Surroundings, VirtualProcess
 from tests.stress.faults.scenario import Scenario
 
@@ -149,7 +149,7 @@ def _times(values: Dense, factor: float) -> Dense:
 class LyingProcess(VirtualProcess):
     """A process of the liar."""
 
-    def __init__(self, world: Surroundings, me: int, disk: VirtualDisk, tongue: Tongue) -> None:
+    def __init__(self, world: Surroundings, me: int, disk: FailingDisk, tongue: Tongue) -> None:
         super().__init__(world, me, disk)
         self.tongue = tongue
         tongue.core = self.participant

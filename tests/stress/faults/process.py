@@ -1,7 +1,7 @@
 """One life of a peer in the simulator: what `peer.daemon.rounds` does with a `DurablePeer`, on a virtual clock.
 
 Nothing of the peer is simulated but its surroundings. An operation of the disk takes virtual time, in which the process
-does nothing else; a call into the peer may be the last thing that the process does (`ProcessKilled`).
+does nothing else; a call into the peer may be the last thing that the process does (`ProcessEnds`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peer.node.durable import DurablePeer
 from peer.node.membership_planning import plan_change
 from peer.node.participant import Participant
 from peer.node.statements import Statements
-from tests.stress.faults.disk import ProcessKilled, VirtualDisk
+from tests.state.failing_disk import FailingDisk, ProcessEnds
 from tests.stress.faults.invariants import Auditor
 from tests.stress.faults.plan import Plan
 from tests.stress.faults.scenario import Scenario
@@ -69,7 +69,7 @@ class Surroundings(Protocol):
 class VirtualProcess:
     """A process of peer `me`. Implements `streams.Process`."""
 
-    def __init__(self, world: Surroundings, me: int, disk: VirtualDisk) -> None:
+    def __init__(self, world: Surroundings, me: int, disk: FailingDisk) -> None:
         self.me = me
         self.alive = True
         self.slow = 1.0
@@ -221,7 +221,7 @@ class VirtualProcess:
         disk.spent_s, refused = 0.0, disk.refused
         try:
             effects = call()
-        except ProcessKilled:
+        except ProcessEnds:
             world.died(self, "killed while it wrote")
             return
         except StateError as error:

@@ -13,7 +13,7 @@ from peer.gossip.views import ViewSchedule
 from peer.simulate.network import Agenda
 from peer.state.checkpoints import Checkpoints, checkpoint_name
 from peer.state.recovery import journal_name
-from tests.stress.faults.disk import VirtualDisk
+from tests.state.failing_disk import FailingDisk
 from tests.stress.faults.invariants import Auditor, InvariantBroken
 from tests.stress.faults.liar import LyingProcess, Tongue
 from tests.stress.faults.plan import Plan, plan_for
@@ -92,7 +92,7 @@ class World:
         self.gone: set[int] = set()
         """Peers whose process never comes back."""
         peers = range(scenario.num_peers)
-        self.disks = {peer: VirtualDisk(Random(f"disk {scenario.seed} {peer}")) for peer in peers}
+        self.disks = {peer: FailingDisk(Random(f"disk {scenario.seed} {peer}")) for peer in peers}
         self.processes: dict[int, VirtualProcess | None] = dict.fromkeys(peers)
         self.streams = Streams(
             [(a, b) for a in peers for b in scenario.neighbors(a) if a < b], self, Random(f"streams {scenario.seed}")
@@ -404,7 +404,7 @@ class World:
             return
         if self.random.random() < self.plan.kill_in_write:
             disk = self.disks[process.me]
-            disk.kill_at = disk.operations + self.random.randint(1, 12)
+            disk.end_at = len(disk.operations) + self.random.randrange(12)
             self.faults["kill in a write"] += 1
         else:
             self.faults["kill"] += 1
@@ -433,7 +433,7 @@ class World:
     def _fill_disk(self) -> None:
         peer = self.random.randrange(self.scenario.num_peers)
         disk = self.disks[peer]
-        disk.capacity_bytes = disk.used_bytes + self.random.choice((0, 10, 100, 1000))
+        disk.fill(self.random.choice((0, 10, 100, 1000)))
         self.faults["disk full"] += 1
         self.note(f"the disk of {peer} is full")
 
@@ -472,14 +472,15 @@ class World:
             self.faults["clock jump"] += 1
             self.note(f"the clock of {process.me} jumps by {jump:g} s")
 
-    def _damage_checkpoint(self, disk: VirtualDisk) -> bool:
+    def _damage_checkpoint(self, disk: FailingDisk) -> bool:
         """Flip a bit of the newest checkpoint, if there is one before it to go back to, whose journal was not deleted
         yet: with two that are kept, one at a time may be damaged."""
         rounds = Checkpoints(disk).rounds()
         if len(rounds) < 2 or journal_name(rounds[-2]) not in disk.names():
             return False
         newest = checkpoint_name(rounds[-1])
-        disk.flip_bit(newest, self.random.randrange(8 * disk.size(newest)))
+        at, bit = divmod(self.random.randrange(8 * disk.size(newest)), 8)
+        disk.change(newest, at, 1 << bit)
         self.faults["checkpoint damaged"] += 1
         return True
 
@@ -488,7 +489,8 @@ class World:
         self.quiet = True
         self.note("from here on all is well")
         for disk in self.disks.values():
-            disk.capacity_bytes, disk.kill_at, disk.operation_s, disk.sync_s = None, None, 0.0, 0.0
+            disk.restart()
+            disk.operation_s = disk.sync_s = 0.0
         for condition in self.streams.conditions.values():
             if condition.cut_until < float("inf"):
                 condition.cut_until = min(condition.cut_until, self.now)

@@ -24,9 +24,8 @@ from peer.node import membership_codec
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.membership_planning import plan_change
-from peer.state.disk import Buffer
 from peer.wire.message import Message, MessageKind
-from tests.state.failing_disk import FailingDisk, FailingHandle
+from tests.state.failing_disk import FailingDisk
 from tests.stress.meaning.circumstances import LAYOUT, NUM_FIRST, Builder, Circumstances, newcomer
 from tests.stress.meaning.fingerprint import copied
 
@@ -42,41 +41,6 @@ class PromiseBroken(Exception):
 def refused_later(effects: Effects) -> Sequence[RemoteProtocolError]:
     """Return what a call refuses that did not come with it."""
     return getattr(effects, "refused", ())
-
-
-class ForgetfulDisk(FailingDisk):
-    """A disk that keeps nothing of what comes after the start of a peer: for runs that nobody restarts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.forgets = False
-
-    def create(self, name: str) -> FailingHandle:
-        return ForgetfulHandle(self, name, super().create(name))
-
-    def open(self, name: str) -> FailingHandle:
-        return ForgetfulHandle(self, name, super().open(name))
-
-    def happens(self, what: str) -> None:
-        """Nobody asks what happened."""
-
-
-class ForgetfulHandle(FailingHandle):
-    """A file of a `ForgetfulDisk`."""
-
-    def __init__(self, disk: ForgetfulDisk, name: str, handle: FailingHandle) -> None:
-        self._forgetful, self._handle = disk, handle
-
-    @property
-    def size(self) -> int:
-        return self._handle.size
-
-    def append(self, parts: Sequence[Buffer]) -> None:
-        if not self._forgetful.forgets:
-            self._handle.append(parts)
-
-    def sync(self) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -99,7 +63,7 @@ class World(ABC):
         self.builder = Builder(circumstances)
         self.random = Random(f"order {seed}")
         self.num_peers = circumstances.num_peers
-        self.disks = [FailingDisk() if keeps_state else ForgetfulDisk() for _ in range(self.num_peers)]
+        self.disks = [FailingDisk() for _ in range(self.num_peers)]
         self.queues: dict[tuple[int, int], deque[Frame]] = {
             (a, b): deque() for a in range(self.num_peers) for b in range(self.num_peers) if a != b
         }
@@ -699,6 +663,5 @@ def build_world(circumstances: Circumstances, seed: int, *, keeps_state: bool) -
     world: World = kind(circumstances, seed, keeps_state=keeps_state)
     world.open()
     for disk in world.disks:
-        if isinstance(disk, ForgetfulDisk):
-            disk.forgets = True
+        disk.forgets = not keeps_state
     return world
