@@ -5,11 +5,9 @@ Which queue delivers next is drawn from a seed, so that peers run ahead of each 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from random import Random
 from typing import Literal
 
 import numpy as np
@@ -21,7 +19,7 @@ from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.daemon.members.signed_statements import SignedStatements
 from peer.errors import SecurityError
-from peer.gossip.base import GraphNeed, NodeContext
+from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
 from peer.gossip.effects import Effects
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer
@@ -42,6 +40,7 @@ from peer.random import PhiloxSource
 from peer.state.statement_counter import StatementCounter
 from peer.train.momentum import Momentum
 from peer.wire.last_codes import LastCodes
+from tests.cluster import Rounds
 from tests.node.local_steps import KeptSteps, OfScript, Step
 from tests.state.failing_disk import FailingDisk
 
@@ -71,20 +70,29 @@ class PullOfScript(OfScript, Pull):
     """The same, done by a script."""
 
 
+def compressor_of(spec: AlgorithmSpec, *, bits: int = 7, verified: bool = True) -> BoundedCompressor:
+    """Return the compressor that an algorithm runs with here; `bits` of levels without bias."""
+    if spec.modulo:
+        return compress.build("modulo", bits=8, verified=verified)
+    if spec.needs_unbiased:
+        return compress.build("qsgd", bits=bits, unbiased=True)
+    return compress.build("top_k", fraction=0.4) if spec.compresses else compress.build("none")
+
+
 @lru_cache(maxsize=1)
 def _operator() -> Credentials:
     return AUTHORITY.credentials(AUTHORITY.issue("operator", role=Role.OPERATOR))
 
 
 @lru_cache(maxsize=256)
-def _graph(kind: str, num_members: int, doubly: bool) -> Schedule:
+def graph(kind: str, num_members: int, doubly: bool) -> Schedule:
     if num_members == 1:
         return Schedule.from_matrices([[[1.0]]])
     return build_schedule(num_members, kind, doubly=doubly)
 
 
 @dataclass
-class Cluster:
+class Cluster(Rounds):
     """`num_first` peers begin, up to `num_peers` can join. `run`, and change something whenever it returns."""
 
     algorithm: str
@@ -108,33 +116,16 @@ class Cluster:
     """Whether the members declare losses themselves."""
     protocol_of: Callable[[Change], int] = lambda change: OLDEST
     """Which version of the protocol a change of the members needs."""
-    peers: dict[int, DurablePeer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.random = Random(self.seed)
+        super().__init__(self.num_peers, self.seed, 0)
         self.spec = gossip.ALGORITHMS[self.algorithm].spec
-        self.disks = {peer: FailingDisk() for peer in range(self.num_peers)}
-        self.queues: dict[tuple[int, int], deque[tuple[int, bytes]]] = {}
-        self.dead: set[int] = set()
-        self.cut: set[tuple[int, int]] = set()
-        """(sender, receiver) of what never arrives from now on."""
-        self.peers = {peer: self._make(peer) for peer in range(self.num_peers)}
-        for peer in self.peers.values():
-            peer.open()
-        for one in self.peers:
-            self._connect(one)
+        self.start()
 
     def _graph_of(self, members: tuple[int, ...]) -> Schedule:
-        return _graph(self.graph, len(members), self.spec.graph is not GraphNeed.COLUMN)
+        return graph(self.graph, len(members), self.spec.graph is not GraphNeed.COLUMN)
 
-    def _compressor(self) -> BoundedCompressor:
-        if self.spec.modulo:
-            return compress.build("modulo", bits=8, verified=self.theta_mode == "verified")
-        if self.spec.needs_unbiased:
-            return compress.build("qsgd", bits=7, unbiased=True)
-        return compress.build("top_k", fraction=0.4) if self.spec.compresses else compress.build("none")
-
-    def _make(self, peer: int) -> DurablePeer:
+    def make(self, peer: int) -> DurablePeer:
         whole = not self.spec.compresses
         first = self._graph_of(tuple(range(self.num_first)))
         listed = self.num_listed or self.num_peers
@@ -143,7 +134,7 @@ class Cluster:
             schedule=ViewSchedule(max(listed, peer + 1), Membership(tuple(range(self.num_first))), self._graph_of),
             layout=LAYOUT,
             draw_source=PhiloxSource(7, peer),
-            compressor=self._compressor(),
+            compressor=compressor_of(self.spec, verified=self.theta_mode == "verified"),
             # D² needs eigenvalues above −1/3.
             averaging_rate=self.spec.default_averaging_rate or (1.0 if whole else 0.3),
             rounds=ROUNDS,
@@ -197,26 +188,12 @@ class Cluster:
             unsigned=unsigned,
         )
 
-    def _connect(self, one: int) -> None:
-        """Let a peer and all others that live say hello; what was on its way between them is gone."""
-        for other in self.peers:
-            if other != one and not {one, other} & self.dead:
-                for a, b in ((one, other), (other, one)):
-                    self.peers[a].links.meet(b)
-                    self.peers[b].links.meet(a)
-                    has = self.peers[b].links.durable_from(a)
-                    self.queues[a, b] = deque(self.peers[a].connected(b, has))
-
-    def perform(self, peer: int, effects: Effects) -> None:
-        for outgoing in self.peers[peer].publish(effects):
-            if outgoing.receiver not in self.dead and (peer, outgoing.receiver) not in self.cut:
-                self.queues[peer, outgoing.receiver].append((outgoing.seq, outgoing.frame))
-        for sender, upto in effects.receipts.items():
-            self.peers[sender].receipt(peer, upto)
-        if effects.finished is not None and self.peers[peer].round % 7 == peer % 7:
-            self.perform(peer, Effects(receipts=self.peers[peer].save({})))
-        elif self.random.random() < 0.1:
-            self.perform(peer, Effects(receipts=self.peers[peer].sync()))
+    def after(self, me: int, effects: Effects) -> None:
+        peer = self.peers[me]
+        if effects.finished is not None and peer.round % 7 == me % 7:
+            self.confirm(me, peer.save({}))
+        while self.random.random() < 0.1:
+            self.confirm(me, peer.sync())
 
     @property
     def numbering(self) -> Numbering:
@@ -227,22 +204,14 @@ class Cluster:
         """Start the device of a lost peer, without its old state, as its next incarnation; return the number."""
         number = peer + self.numbering.stride
         self.disks[number] = FailingDisk()
-        self.peers[number] = self._make(number)
-        self.peers[number].open()
-        self._connect(number)
+        self.open(number)
+        self.connect(number)
         return number
 
     def _check_newcomer(self, peer: int, said: Newcomer) -> None:
         """Stands for the check of a certificate: what it says is signed for this device alone."""
         if said != newcomer(self.numbering.device(peer)):
             raise SecurityError("the certificate is another peer's")
-
-    def restart(self, peer: int) -> None:
-        """End the process of a peer and start it again."""
-        self.disks[peer].restart()
-        self.peers[peer] = self._make(peer)
-        self.peers[peer].open()
-        self._connect(peer)
 
     def announce(self, peer: int, kind: ChangeKind, subject: int) -> Change:
         is_newcomer = kind is ChangeKind.JOIN and subject >= (self.num_listed or self.num_peers)
@@ -262,33 +231,14 @@ class Cluster:
         issuer = next(p.peer for p in self.members if p.session.last_heard(subject) is not None)
         return self.announce(issuer, ChangeKind.LOST, subject)
 
-    def kill(self, peer: int) -> None:
-        """End a peer for good. What it has sent and is on its way arrives."""
-        self.dead.add(peer)
-        self.queues = {pair: queue for pair, queue in self.queues.items() if pair[1] != peer}
-
     def run(self, upto: int) -> None:
         """Run until every member that lives has completed `upto` rounds, or nothing moves any more."""
-        while True:
-            living = [each for each in self.peers.values() if each.participant.peer not in self.dead]
-            able = [
-                each.participant.peer
-                for each in living
-                if each.participant.membership.is_member and not each.participant.session.in_round and each.round < upto
-            ]
-            waiting = [pair for pair, queue in self.queues.items() if queue]
-            if not able and not waiting:
-                return
+        self.upto = upto
+        while any(map(self.may_begin, self.living())) or self.arrived(self.living()):
             if self.random.random() < self.restarts:
-                self.restart(self.random.choice(living).participant.peer)
-            elif able and (not waiting or self.random.random() < 0.3):
-                peer = self.random.choice(able)
-                self.peers[peer].step()
-                self.perform(peer, self.peers[peer].begin(0.0))
+                self.restart(self.random.choice(self.living()))
             else:
-                sender, receiver = self.random.choice(waiting)
-                seq, frame = self.queues[sender, receiver].popleft()
-                self.perform(receiver, self.peers[receiver].receive(sender, seq, frame, 0.0))
+                self.draw()
 
     @property
     def members(self) -> list[Participant]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,14 +15,13 @@ from peer.gossip import build
 from peer.gossip.effects import Effects
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.options import LowRankOptions, RobustMixing
-from peer.node.disk_state import PeerRecovery
 from peer.node.durable import DurablePeer
 from peer.node.participant import Participant
 from peer.train.momentum import Momentum
 from peer.wire.last_codes import LastCodes
+from tests.cluster import Rounds
 from tests.gossip.drive import contexts, ring, schedule_of
 from tests.node.local_steps import KeptSteps, OfScript, Step
-from tests.state.failing_disk import FailingDisk
 
 SHAPES = [(5, 8), (23,)]
 SIZES = [40, 23]
@@ -70,7 +68,7 @@ class PullOfScript(OfScript, Pull):
 
 
 @dataclass
-class World:
+class World(Rounds):
     """`rounds` rounds of one algorithm on a ring."""
 
     settings: ClassVar[Mapping[str, dict[str, Any]]] = ALGORITHMS
@@ -88,18 +86,11 @@ class World:
     repeatable: bool = True
     is_script: bool = False
     wobble: Callable[[], float] = lambda: 0.0
-    disks: list[FailingDisk] = field(default_factory=list)
-    peers: list[DurablePeer] = field(default_factory=list)
-    recovered: list[PeerRecovery] = field(default_factory=list)
-    now: float = 0.0
-    sentences: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.disks = [FailingDisk() for _ in range(self.n)]
-        self.links: dict[tuple[int, int], deque[tuple[float, int, bytes]]] = {}
+        super().__init__(self.n, 0, self.rounds)
         self.counts = [0] * self.n
-        self.wake_at: list[float | None] = [None] * self.n
-        """When each peer wants its timer called."""
+        self.sentences: list[str] = []
         self.told_against_last = 0
         """Frames whose codes can only be read with those of the frame before."""
 
@@ -127,76 +118,29 @@ class World:
             repeatable=self.repeatable,
         )
 
-    def start(self) -> None:
-        self.peers = [self.make(i) for i in range(self.n)]
-        for peer in self.peers:
-            peer.open()
-        for i in range(self.n):
-            self.connect(i)
-
-    def restart(self, peer: int) -> PeerRecovery:
-        """Start the process of a peer again, after it ended, and connect it to the others."""
-        self.disks[peer].restart()
-        self.peers[peer] = self.make(peer)
-        recovery = self.peers[peer].open()
-        self.wake_at[peer] = recovery.effects.wake_at
-        self.recovered.append(recovery)
-        self.connect(peer)
-        return recovery
-
-    def connect(self, one: int) -> None:
-        """Let a peer and all others say hello; what was on its way on their old connections is gone."""
-        for other in range(self.n):
-            if other != one:
-                for a, b in ((one, other), (other, one)):
-                    self.links[a, b] = deque()
-                    for seq, frame in self.peers[a].connected(b, self.peers[b].links.durable_from(a)):
-                        self.links[a, b].append((0.0, seq, frame))
-
     def run(self) -> None:
         """Go on until every peer has done its rounds and nothing is on its way."""
         for _ in range(100_000):
             self.now += 1.0
-            busy = [self.turn(i) for i in range(self.n)]
-            if not any(busy) and not any(self.links.values()):
+            busy = [self.turn(me) for me in self.peers]
+            if not any(busy) and not any(self.queues.values()):
                 return
-        raise AssertionError([(p.round, p.participant.session.waiting_for) for p in self.peers])
+        raise AssertionError([(p.round, p.participant.session.waiting_for) for p in self.peers.values()])
 
-    def turn(self, i: int) -> bool:
-        """Let a peer do one thing; return whether it has something to do."""
-        peer = self.peers[i]
-        for (sender, receiver), waiting in self.links.items():
-            if receiver == i and waiting and waiting[0][0] <= self.now:
-                _, seq, frame = waiting.popleft()
-                self.perform(i, peer.receive(sender, seq, frame, self.now))
-                return True
-        session = peer.participant.session
-        if session.in_round:
-            wake_at = self.wake_at[i]
-            if wake_at is not None and self.now >= wake_at:
-                self.perform(i, peer.timer(self.now))
-            return True
-        if peer.round == self.rounds:
-            return False
-        peer.step()
-        self.perform(i, peer.begin(self.now))
-        return True
+    def arrival(self, sender: int, frame: bytes) -> float:
+        self.counts[sender] += 1
+        self.told_against_last += bool(frame[3] & 1 << 5)
+        return self.now + self.lag(sender, self.counts[sender])
 
-    def perform(self, i: int, effects: Effects) -> None:
-        peer = self.peers[i]
-        self.wake_at[i] = effects.wake_at
-        for outgoing in peer.publish(effects):
-            self.counts[i] += 1
-            self.told_against_last += bool(outgoing.frame[3] & 1 << 5)
-            arrives_at = self.now + self.lag(i, self.counts[i])
-            self.links[i, outgoing.receiver].append((arrives_at, outgoing.seq, outgoing.frame))
-        self.confirm(i, effects.receipts)
-        if effects.finished is not None:
-            self.agree(i)
-        if effects.finished is not None and (peer.round % self.save_every == 0 or peer.round == self.rounds):
-            self.confirm(i, peer.save({"seconds": self.now}))
-        elif effects.finished is not None and self.syncs:
-            self.confirm(i, peer.sync())
+    def after(self, me: int, effects: Effects) -> None:
+        if effects.finished is None:
+            return
+        self.agree(me)
+        peer = self.peers[me]
+        if peer.round % self.save_every == 0 or peer.round == self.rounds:
+            self.confirm(me, peer.save({"seconds": self.now}))
+        elif self.syncs:
+            self.confirm(me, peer.sync())
 
     def agree(self, i: int) -> None:
         """Tell the others what their copies of a peer should be, and let it ask for what differs in its own."""
@@ -209,12 +153,8 @@ class World:
         self.sentences += sentences
         self.perform(i, effects)
 
-    def confirm(self, i: int, receipts: Mapping[int, int]) -> None:
-        for sender, upto in receipts.items():
-            self.peers[sender].receipt(i, upto)
-
     def models(self) -> list[bytes]:
-        return [peer.participant.algorithm.x.tobytes() for peer in self.peers]
+        return [peer.participant.algorithm.x.tobytes() for peer in self.peers.values()]
 
     def operations(self, peer: int) -> Sequence[str]:
         return self.disks[peer].operations

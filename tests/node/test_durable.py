@@ -35,7 +35,7 @@ def run_through(world: World, *, victim: int, power: bool = False) -> World:
             if power:
                 world.disks[victim].lose_power()
             world.disks[victim].restart()
-            if len(world.peers) == world.n and len(world.links) == world.n * (world.n - 1):
+            if len(world.peers) == world.n and len(world.queues) == world.n * (world.n - 1):
                 world.restart(victim)
             else:
                 world.peers.clear()  # It ended before it had met anybody.
@@ -111,7 +111,7 @@ def test_decisions_taken_by_the_clock_are_taken_again(algorithm: str, late: Late
     world = World(algorithm, late=late, rounds=rounds, **LAG)
     world.start()
     skipped = replayed = left_out = 0
-    while any(peer.round < world.rounds for peer in world.peers):
+    while any(peer.round < world.rounds for peer in world.peers.values()):
         world.now += 1.0
         for i in range(world.n):
             world.turn(i)
@@ -120,7 +120,7 @@ def test_decisions_taken_by_the_clock_are_taken_again(algorithm: str, late: Late
         records: list[RoundRecord] = []
         recovery = recovered.open(lambda effects, records=records: records.append(effects.record))
         assert everything(recovered) == everything(ended)
-        assert recovery.effects.wake_at == world.wake_at[1]
+        assert recovery.effects.wake_at == world.last[1].wake_at
         for other, link in ended.links.out.items():
             assert set(link.unacknowledged(0)) <= set(recovered.links.out[other].unacknowledged(0))
         skipped += sum(record.late for record in records)
@@ -154,14 +154,14 @@ def test_mass_and_replicas_survive_an_end_at_any_operation_with_late_messages(al
         world = World(algorithm, **more)
         world.disks[1].end_at, world.disks[1].torn = end_at, 0.5
         run_through(world, victim=1, power=durability == "power")
-        for peer in world.peers:
+        for peer in world.peers.values():
             peer.save({}, anew=True)  # What comes after the last round has its share too.
-        assert sum(peer.participant.algorithm.u for peer in world.peers) == pytest.approx(world.n, abs=1e-12)
+        assert sum(peer.participant.algorithm.u for peer in world.peers.values()) == pytest.approx(world.n, abs=1e-12)
         assert_replicas_agree(world)
 
 
 def assert_replicas_agree(world: World) -> None:
-    for peer in world.peers:
+    for peer in world.peers.values():
         replicas = getattr(peer.participant.algorithm, "replicas", None)
         if replicas is None:
             return
@@ -181,7 +181,7 @@ def test_a_copy_that_differs_is_mended_within_the_stated_rounds(late: LatePolicy
             world.turn(i)
     assert "copy of peer 0 differed from its own after round 16 in 1 of 2 layers (layer" in world.sentences[0]
     world.run()
-    for peer in world.peers:
+    for peer in world.peers.values():
         peer.save({}, anew=True)  # What came late is applied.
     assert_replicas_agree(world)
     assert len(world.sentences) <= 2, "asked again only where the answer came too late"
@@ -204,7 +204,7 @@ def test_where_arithmetic_is_not_repeatable_mass_is_conserved_and_replicas_agree
             assert len(recovery.notices) == (is_script and recovery.replayed_rounds > 0), "it is told once"
             take_turns(world, 5)
         world.run()
-        assert sum(peer.participant.algorithm.u for peer in world.peers) == pytest.approx(world.n, abs=1e-12)
+        assert sum(peer.participant.algorithm.u for peer in world.peers.values()) == pytest.approx(world.n, abs=1e-12)
         assert_replicas_agree(world)
         if algorithm in ("allreduce", "low-rank"):
             assert len(set(world.models())) == 1, "what the others were told is what is added up, whatever was computed"
@@ -237,7 +237,7 @@ def heard_by_1(world: World) -> Message:
 
 
 def repairs(world: World) -> int:
-    return sum(peer.participant.algorithm.metrics().repairs for peer in world.peers)
+    return sum(peer.participant.algorithm.metrics().repairs for peer in world.peers.values())
 
 
 def test_a_replay_that_gives_other_bits_stops_the_peer_in_a_sentence() -> None:
@@ -250,7 +250,7 @@ def test_a_replay_that_gives_other_bits_stops_the_peer_in_a_sentence() -> None:
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_a_journal_holds_own_frames_only_where_they_cannot_be_made_again(repeatable: bool) -> None:
     world = turns(World("quant-sgp", repeatable=repeatable, lag=lambda sender, number: 9), 3)
-    under_way = [frame for (sender, _), frames in world.links.items() if sender == 1 for _, _, frame in frames]
+    under_way = [frame for (sender, _), frames in world.queues.items() if sender == 1 for _, frame, _ in frames]
     journal = world.disks[1].read("journal-00000000.log")
     assert under_way
     assert all((frame in journal) != repeatable for frame in under_way)
@@ -337,17 +337,17 @@ def test_peers_that_are_put_back_together_go_on_to_the_same_bits() -> None:
     undisturbed.run()
     world = World("quant-sgp", **LAG)
     world.start()
-    while min(peer.round for peer in world.peers) < 5:
+    while min(peer.round for peer in world.peers.values()) < 5:
         world.now += 1.0
         for i in range(world.n):
             world.turn(i)
-    assert [peer.go_back(5) for peer in world.peers] == [3] * world.n
-    for disk in world.disks:
+    assert [peer.go_back(5) for peer in world.peers.values()] == [3] * world.n
+    for disk in world.disks.values():
         assert not [name for name in disk.names() if name.startswith("journal-")]
         assert [name for name in disk.names() if name.startswith("set-aside-1-journal-")]
         disk.restart()
     world.start()
-    assert [peer.round for peer in world.peers] == [3] * world.n
+    assert [peer.round for peer in world.peers.values()] == [3] * world.n
     world.run()
     assert world.models() == undisturbed.models()
 

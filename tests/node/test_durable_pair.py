@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from random import Random
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from peer.gossip import build_pair_node
 from peer.gossip.effects import Effects
 from peer.node.durable_pair import DurablePair
 from peer.node.pair_participant import EXCHANGES_SKIPPED, PairParticipant
+from tests.cluster import Pairs
 from tests.gossip.drive import contexts, ring, schedule_of
 from tests.gossip.event_logs import next_exchange
 from tests.node.local_steps import SIZES, Pull
@@ -29,20 +28,14 @@ MODULO = {
 STEPS = 6
 
 
-class World:
+class World(Pairs):
     """Three peers on a ring, with links that deliver in order and a seeded order of everything else."""
 
     def __init__(self, algorithm: str, *, save_every: int = 2, durability: str = "process") -> None:
+        super().__init__(3, algorithm, STEPS)
         self.algorithm, self.save_every, self.durability = algorithm, save_every, durability
-        self.disks = [FailingDisk() for _ in range(3)]
-        self.links = {(a, b): deque[bytes]() for a in range(3) for b in range(3) if a != b}
         self.moved: dict[tuple[int, int], FloatArray] = {}
         """(peer, step) → what the step took from x."""
-        self.random = Random(algorithm)
-        self.now = 0.0
-        self.last = [Effects() for _ in range(3)]
-        """What each peer asked for last: when to wake it, and its open request."""
-        self.peers = [self.make(peer) for peer in range(3)]
 
     def make(self, peer: int) -> DurablePair:
         more = MODULO if self.algorithm == "moniqua-ad-psgd" else {}
@@ -60,69 +53,17 @@ class World:
             durability=self.durability,  # type: ignore[arg-type]
         )
 
-    def start(self) -> None:
-        for peer in self.peers:
-            peer.open()
+    def after(self, me: int, effects: Effects) -> None:
+        self.repeated(me, self.peers[me])
+        if self.peers[me].round % self.save_every == 0:
+            self.peers[me].save({"seconds": self.now})
 
-    def run(self) -> None:
-        """Go on until every peer has taken its steps and nothing is on its way."""
-        for _ in range(100_000):
-            self.now += 1.0
-            peers = self.random.sample(range(3), 3)
-            busy = [self.turn(peer) for peer in peers]
-            if not any(busy) and not any(self.links.values()):
-                return
-        raise AssertionError([(peer.round, peer.participant.open_partner) for peer in self.peers])
-
-    def turn(self, me: int) -> bool:
-        """Let a peer do one thing; return whether there was any."""
-        peer = self.peers[me]
-        participant = peer.participant
-        waiting = [sender for sender in range(3) if sender != me and self.links[sender, me]]
-        if waiting and self.random.random() < 0.7:
-            sender = self.random.choice(waiting)
-            self.send(me, peer.receive(sender, self.links[sender, me][0], self.now))
-            self.links[sender, me].popleft()
-        elif (wake_at := self.last[me].wake_at) is not None and self.now >= wake_at:
-            self.send(me, peer.timer(self.now))
-        elif participant.in_iteration:
-            peer.compute()
-            self.send(me, peer.step(self.now))
-            self.moved[me, participant.round] = 0.25 * participant.gradient
-            if participant.round % self.save_every == 0:
-                peer.save({"seconds": self.now})
-        elif participant.round < STEPS and participant.can_read:
-            self.send(me, peer.read(0.0))
-        else:
-            return bool(waiting) or participant.open_partner is not None
-        return True
-
-    def send(self, me: int, effects: Effects) -> None:
-        self.last[me] = effects
-        for outgoing in effects.frames:
-            self.links[me, outgoing.receiver].append(outgoing.frame)
-
-    def restart(self, me: int) -> None:
-        """Start the process of a peer again, and connect it to the others."""
-        self.disks[me].restart()
-        self.peers[me] = self.make(me)
-        self.last[me] = self.peers[me].open(lambda effects: self.note_again(me)).effects
-        for other in {0, 1, 2} - {me}:
-            self.links[me, other].clear()
-            self.links[other, me].clear()
-            self.send(other, self.peers[other].disconnected(me))
-            for a, b in ((me, other), (other, me)):
-                request = self.last[a].open_request
-                if request is not None and request.receiver == b and not self.links[a, b]:
-                    self.links[a, b].append(request.frame)
-
-    def note_again(self, me: int) -> None:
-        participant = self.peers[me].participant
-        self.moved[me, participant.round] = 0.25 * participant.gradient
+    def repeated(self, me: int, peer: DurablePair) -> None:
+        self.moved[me, peer.round] = 0.25 * peer.participant.gradient
 
     def error(self) -> float:
         """Return by how much Σx is not what the steps made of it."""
-        total = sum(peer.participant.algorithm.x.astype(np.float64) for peer in self.peers)
+        total = sum(peer.participant.algorithm.x.astype(np.float64) for peer in self.peers.values())
         return float(np.abs(total - (0 + 1 + 2) + sum(self.moved.values())).max())
 
 
@@ -143,7 +84,7 @@ def test_a_process_that_ends_at_any_operation_on_the_disk_forgets_nothing(algori
     undisturbed.start()
     undisturbed.run()
     assert undisturbed.error() < 1e-5
-    assert sum(peer.participant.algorithm.staleness.exchanges for peer in undisturbed.peers) > STEPS
+    assert sum(peer.participant.algorithm.staleness.exchanges for peer in undisturbed.peers.values()) > STEPS
     operations = len(undisturbed.disks[1].operations)
     assert operations > 30
     for end_at in range(operations):
@@ -159,7 +100,7 @@ def test_a_process_that_ends_at_any_operation_on_the_disk_forgets_nothing(algori
                 continue  # It had met nobody.
             world.restart(1)
             world.run()
-        assert [peer.round for peer in world.peers] == [STEPS] * 3
+        assert [peer.round for peer in world.peers.values()] == [STEPS] * 3
         assert world.error() < 1e-5, f"ended at operation {end_at}"
 
 
@@ -168,7 +109,7 @@ def test_recovery_leads_to_where_the_peer_was_in_the_middle_of_a_step_too(algori
     world = World(algorithm, save_every=3)
     world.start()
     in_iteration = with_request = 0
-    while any(peer.round < STEPS for peer in world.peers):
+    while any(peer.round < STEPS for peer in world.peers.values()):
         world.now += 1.0
         for peer in range(3):
             world.turn(peer)

@@ -94,7 +94,7 @@ def test_nothing_comes_back_before_all_have_said_what_they_heard(algorithm: str,
     for peer in (1, 4):
         cluster.peers[peer].step()
         cluster.perform(peer, cluster.peers[peer].begin(0.0))
-    ((seq, frame),) = cluster.queues.pop((4, 1))
+    ((seq, frame, _),) = cluster.queues.pop((4, 1))
     cluster.perform(1, cluster.peers[1].receive(4, seq, frame, 0.0))
     cluster.kill(4)
     cluster.queues = {pair: queue for pair, queue in cluster.queues.items() if pair[0] != 4}

@@ -106,7 +106,7 @@ def test_a_restart_while_it_hears_of_members_from_one_that_came_back() -> None:
     cluster.run(change.effective + 1)
     second = cluster.come_back(3)
     join = cluster.announce(first, ChangeKind.JOIN, second)
-    seq, frame = cluster.queues[first, second].popleft()
+    seq, frame, _ = cluster.queues[first, second].popleft()
     cluster.perform(second, cluster.peers[second].receive(first, seq, frame, 0.0))
     cluster.peers[second].save({}, anew=True)
     cluster.restart(second)

@@ -45,9 +45,9 @@ class LiarWorld(World):
         peer 1; return its number and the message. It stays where it is."""
         kind = kind or gossip.ALGORITHMS[self.algorithm].message_kind
         for turn in range(30_000):
-            waiting = self.links[SENDER, RECEIVER]
-            if waiting and not membership_codec.is_notice(waiting[0][2]):
-                _, seq, frame = waiting[0]
+            waiting = self.queues[SENDER, RECEIVER]
+            if waiting and not membership_codec.is_notice(waiting[0].frame):
+                seq, frame, _ = waiting[0]
                 last_codes = self.peers[RECEIVER].participant.last_codes
                 before = None if last_codes is None else last_codes.of(SENDER)
                 message = wire.decode(frame, LAYOUT, previous=before)

@@ -14,6 +14,7 @@ from peer.errors import DivergenceError, RemoteProtocolError
 from peer.gossip.plausibility import Reaches
 from peer.state.journal import Received
 from peer.wire.message import Message, MessageKind
+from tests.cluster import OnItsWay
 from tests.hostile.meaning.liars import (
     LAYOUT,
     REPLICAS,
@@ -52,10 +53,10 @@ def test_a_little_more_than_passes_is_refused_and_a_little_less_ends_nobody(algo
     seq, honest = world.until()
     victim = world.peers[1].participant
     world.refuses(seq, largest_lie(victim, honest, 1.12), TOO_FAR)
-    world.links[SENDER, 1][0] = (0.0, seq, wire.encode(largest_lie(victim, honest, 0.9), LAYOUT))
+    world.queues[SENDER, 1][0] = OnItsWay(seq, wire.encode(largest_lie(victim, honest, 0.9), LAYOUT))
     # All honest peers take what the others make of it, to the last round.
     world.run()
-    assert {peer.round for peer in world.peers} == {world.rounds}
+    assert {peer.round for peer in world.peers.values()} == {world.rounds}
 
 
 @pytest.mark.parametrize("algorithm", COMPARED)
@@ -77,8 +78,8 @@ def test_from_a_poisoned_journal_all_go_back_to_a_round_before(algorithm: str) -
     lie = wire.encode(blown_up(honest, 1e6), LAYOUT)
     world.peers[1].disk_state.append(Received(world.now, SENDER, seq, lie))
     world.restart(1)
-    assert [peer.go_back(3) for peer in world.peers] == [3, 3, 3]
-    for disk in world.disks:
+    assert [peer.go_back(3) for peer in world.peers.values()] == [3, 3, 3]
+    for disk in world.disks.values():
         disk.restart()
     world.start()
     finishes_like_an_honest_run(world)
@@ -115,21 +116,25 @@ def lied_to(algorithm: str) -> LiarWorld:
     world = started(algorithm)
     seq, honest = world.until()
     lie = largest_lie(world.peers[1].participant, honest, 0.9)
-    world.links[SENDER, 1][0] = (0.0, seq, wire.encode(lie, LAYOUT))
+    world.queues[SENDER, 1][0] = OnItsWay(seq, wire.encode(lie, LAYOUT))
     return world
 
 
 @pytest.mark.parametrize("algorithm", COMPARED)
 def test_who_moved_the_model_unusually_far_is_named_where_a_peer_ends_and_nobody_else(algorithm: str) -> None:
     world, honest = lied_to(algorithm), started(algorithm)
-    participant, (_, seq, lie) = world.peers[1].participant, world.links[SENDER, 1][0]
+    participant, (seq, lie, _) = world.peers[1].participant, world.queues[SENDER, 1][0]
     assert participant.reaches.suspicion(participant.round, "peer-{}".format) == ""
     world.peers[1].receive(SENDER, seq, lie, world.now)
     assert participant.reaches.suspicion(participant.round, "peer-{}".format).startswith(
         f"; a message of peer-{SENDER} moved the model by "
     )
     honest.run()
-    assert [each.participant.reaches.suspicion(each.round, "peer-{}".format) for each in honest.peers] == ["", "", ""]
+    assert [each.participant.reaches.suspicion(each.round, "peer-{}".format) for each in honest.peers.values()] == [
+        "",
+        "",
+        "",
+    ]
 
 
 @pytest.mark.parametrize("largest", [1e30, 1e6])
@@ -177,11 +182,11 @@ def test_what_a_peer_sent_already_is_not_asked_again(algorithm: str) -> None:
 def test_what_is_known_of_others_survives_a_crash() -> None:
     world = started("quant-sgp", rounds=8)
     world.run()
-    known = [dict(peer.participant.reaches.state()["reaches"]) for peer in world.peers]
+    known = [dict(peer.participant.reaches.state()["reaches"]) for peer in world.peers.values()]
     for peer in range(3):
         assert set(known[peer]) == {0.0, 1.0, 2.0}
         world.restart(peer)
-    assert [dict(peer.participant.reaches.state()["reaches"]) for peer in world.peers] == known
+    assert [dict(peer.participant.reaches.state()["reaches"]) for peer in world.peers.values()] == known
 
 
 @pytest.mark.parametrize("algorithm", ["sgp", "quant-sgp", "allreduce", "d2"])

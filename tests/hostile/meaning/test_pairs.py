@@ -25,10 +25,10 @@ def asked(algorithm: str) -> tuple[World, int, int, Message]:
     """Return a world in which peer 0 has asked another; who that is, a third peer, and the request."""
     world = World(algorithm)
     world.start()
-    world.send(0, world.peers[0].read(0.0))
+    world.perform(0, world.peers[0].read(0.0))
     partner = world.peers[0].participant.open_partner
     assert partner is not None
-    return world, partner, 3 - partner, wire.decode(world.links[0, partner][0], LAYOUT)
+    return world, partner, 3 - partner, wire.decode(world.queues[0, partner][0].frame, LAYOUT)
 
 
 def refuses(victim: DurablePair, sender: int, lie: Message, text: str) -> None:
@@ -93,7 +93,7 @@ def test_a_partner_that_only_lies_does_not_keep_a_peer_for_ever(algorithm: str) 
     request_after = effects.open_request
     assert request_after is None or wire.decode(request_after.frame, LAYOUT).round > request.round
     # What was given up is given up after a restart as well.
-    world.send(0, effects)
+    world.perform(0, effects)
     x = initiator.participant.algorithm.x.tobytes()
     world.restart(0)
     assert world.peers[0].participant.algorithm.x.tobytes() == x

@@ -26,7 +26,7 @@ def _due(phase: int) -> tuple[LiarWorld, int, Message]:
     seq, honest = world.until()
     while honest.phase != phase:
         # Once peer 1 has read it, and all others have done their part.
-        world.links[SENDER, RECEIVER].popleft()
+        world.queues[SENDER, RECEIVER].popleft()
         world.perform(RECEIVER, world.peers[RECEIVER].receive(SENDER, seq, wire.encode(honest, LAYOUT), world.now))
         seq, honest = world.until()
     return world, seq, honest

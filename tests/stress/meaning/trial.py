@@ -183,7 +183,7 @@ class Scene:
         self._slots = honest.slots[liar, victim]
         self._ends_early = not honest.lost.isdisjoint((liar, victim))
         self._shared = world.builder.shared
-        self._pristine = world.peer_object(victim)
+        self._pristine = world.peers[victim]
         self._before, _ = fingerprint(self._pristine, self._shared)
         self._next_number = world.next_number(victim, liar)
         asynchronous = self._circumstances.spec.asynchronous
@@ -220,10 +220,10 @@ class Scene:
 
     def _begin_anew(self) -> None:
         """Put a copy of the peer as it was in its place."""
-        self._world.replace_peer(self._victim, copied(self._pristine, self._shared))
+        self._world.peers[self._victim] = copied(self._pristine, self._shared)
 
     def _print(self) -> int:
-        digest, size = fingerprint(self._world.peer_object(self._victim), self._shared)
+        digest, size = fingerprint(self._world.peers[self._victim], self._shared)
         self._report.largest_bytes = max(self._report.largest_bytes, size)
         return digest
 
@@ -362,7 +362,7 @@ class Scene:
         copy.run()
         copy.judge_state()
         for peer in copy.models():
-            _, size = fingerprint(copy.peer_object(peer), self._shared)
+            _, size = fingerprint(copy.peers[peer], self._shared)
             self._report.largest_bytes = max(self._report.largest_bytes, size)
             if size > MOST_STATE_BYTES:
                 raise PromiseBroken("a peer that was lied to keeps too much")

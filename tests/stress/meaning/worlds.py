@@ -7,11 +7,11 @@ for anything but the suspect's silence, is a finding.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.membership_planning import plan_change
 from peer.wire.message import Message, MessageKind
-from tests.state.failing_disk import FailingDisk
+from tests.cluster import Cluster, OnItsWay, P, Pairs, Rounds
 from tests.stress.meaning.circumstances import LAYOUT, NUM_FIRST, Builder, Circumstances, newcomer
 from tests.stress.meaning.fingerprint import copied
 
@@ -43,40 +43,23 @@ def refused_later(effects: Effects) -> Sequence[RemoteProtocolError]:
     return getattr(effects, "refused", ())
 
 
-@dataclass
-class Frame:
-    """What is on its way."""
-
-    seq: int
-    frame: bytes
-
-
-Between = Callable[["World"], None]
-
-
-class World(ABC):
+class _World(Cluster[P]):
     """All that runs with rounds and those without have in common."""
 
     def __init__(self, circumstances: Circumstances, seed: int, *, keeps_state: bool) -> None:
         """`keeps_state`: whether there are disks, checkpoints and restarts."""
+        super().__init__(circumstances.num_peers, f"order {seed}", circumstances.rounds)
         self.circumstances, self.seed, self.keeps_state = circumstances, seed, keeps_state
         self.builder = Builder(circumstances)
-        self.random = Random(f"order {seed}")
         self.num_peers = circumstances.num_peers
-        self.disks = [FailingDisk() for _ in range(self.num_peers)]
-        self.queues: dict[tuple[int, int], deque[Frame]] = {
-            (a, b): deque() for a in range(self.num_peers) for b in range(self.num_peers) if a != b
-        }
-        self.now = 0.0
         self.turns = 0
         self.suspect: int | None = None
         self.was_changed = False
         """Whether the suspect made the members change."""
-        self.cut: set[tuple[int, int]] = set()
-        """(suspect, receiver) that refused something of it: nothing goes over that link any more."""
-        self.dead: set[int] = set()
-        self.traffic: dict[tuple[int, int], list[Said]] = {pair: [] for pair in self.queues}
+        numbers = range(self.num_peers)
+        self.traffic: dict[tuple[int, int], list[Said]] = {(a, b): [] for a in numbers for b in numbers if a != b}
         """What was delivered, decoded: what lies are made of. Only kept where `records` is set."""
+        self.queues = {pair: deque() for pair in self.traffic}
         self.records = False
         self._heard_last: dict[tuple[int, int], Message] = {}
         self._noted: dict[tuple[int, int], int] = {}
@@ -85,7 +68,7 @@ class World(ABC):
         """Return a copy that goes on by itself."""
         return copied(self, [*self.builder.shared, self.traffic])
 
-    def run(self, between: Between = lambda world: None) -> None:
+    def run(self, between: Callable[[World], None] = lambda world: None) -> None:
         """Go on until the run is over. `between` is called before everything that happens. Raises PromiseBroken."""
         while self.turns < _MOST_TURNS:
             self.turns += 1
@@ -114,32 +97,8 @@ class World(ABC):
     # What differs.
 
     @abstractmethod
-    def open(self) -> None:
-        """Start all peers."""
-
-    @abstractmethod
-    def receive(self, receiver: int, sender: int, seq: int, frame: bytes) -> Effects:
-        """Give a peer a frame, and return what it asks for without doing it."""
-
-    @abstractmethod
-    def restart(self, peer: int) -> None:
-        """End a process and start it again from its disk."""
-
-    @abstractmethod
     def reconnect(self, peer: int) -> None:
         """Let the connections of a peer break and come back."""
-
-    @abstractmethod
-    def perform(self, peer: int, effects: Effects) -> None:
-        """Send what a call asks for."""
-
-    @abstractmethod
-    def peer_object(self, peer: int) -> object:
-        """Return the peer, to be compared and copied."""
-
-    @abstractmethod
-    def replace_peer(self, peer: int, by: object) -> None:
-        """Put another object in the place of a peer."""
 
     @abstractmethod
     def x_of(self, peer: int) -> FloatArray: ...
@@ -184,7 +143,16 @@ class World(ABC):
 
     # Deliveries.
 
-    def deliver(self, receiver: int, sender: int, seq: int, frame: bytes) -> bool:
+    def deliver(self, sender: int, receiver: int) -> None:
+        on_its_way = self.queues[sender, receiver].popleft()
+        if self.takes(receiver, sender, self.told_number(sender, receiver, on_its_way.seq), on_its_way.frame):
+            self.heard(sender, receiver, on_its_way)
+
+    def told_number(self, sender: int, receiver: int, seq: int) -> int:
+        """Return the number under which a frame is told that an honest peer would number `seq`."""
+        return seq
+
+    def takes(self, receiver: int, sender: int, seq: int, frame: bytes) -> bool:
         """Give a peer a frame and do what it asks for; return whether it took it."""
         try:
             effects = self.receive(receiver, sender, seq, frame)
@@ -238,14 +206,14 @@ class World(ABC):
     def took(self, sender: int, receiver: int, number: int) -> None:
         """Take note that a lie has taken a number: the liar's honest frames from there on get higher ones."""
 
-    def put(self, sender: int, receiver: int, seq: int, frame: bytes) -> None:
+    def put(self, sender: int, receiver: int, frame: OnItsWay) -> None:
         """Let a frame be on its way. What is sent to a newcomer that only a lie knows of goes nowhere."""
-        if (sender, receiver) in self.queues and receiver not in self.dead and (sender, receiver) not in self.cut:
-            self.queues[sender, receiver].append(Frame(seq, frame))
+        if (sender, receiver) in self.queues:
+            super().put(sender, receiver, frame)
 
-    def note(self, sender: int, receiver: int, delivered: Frame) -> None:
+    def heard(self, sender: int, receiver: int, delivered: OnItsWay) -> None:
         """Take note of what was delivered, the first time."""
-        frame, seq = delivered.frame, delivered.seq
+        seq, frame, _ = delivered
         if not self.records or 0 < seq <= self._noted.get((sender, receiver), 0):
             return
         self._noted[sender, receiver] = max(seq, self._noted.get((sender, receiver), 0))
@@ -259,6 +227,9 @@ class World(ABC):
         self.traffic[sender, receiver].append(said)
 
 
+World = _World[Any]
+
+
 @dataclass
 class _Plan:
     """What befalls the members, and how far it has come."""
@@ -269,81 +240,46 @@ class _Plan:
     is_done: bool = False
 
 
-class RoundsWorld(World):
+class RoundsWorld(_World[DurablePeer], Rounds):
     """A run in rounds."""
 
     def __init__(self, circumstances: Circumstances, seed: int, *, keeps_state: bool) -> None:
         super().__init__(circumstances, seed, keeps_state=keeps_state)
-        self.peers = [self._make(peer) for peer in range(self.num_peers)]
-        self.wake_at: list[float | None] = [None] * self.num_peers
         self._taken: dict[tuple[int, int], list[int]] = {}
         """(liar, receiver) → numbers that lies have taken, ascending: its honest frames get higher ones."""
         joins = circumstances.change is ChangeKind.JOIN
         self._plan = _Plan(circumstances.change, NUM_FIRST if joins else self.random.randrange(NUM_FIRST), 1)
 
-    def _make(self, peer: int) -> DurablePeer:
-        return self.builder.peer(peer, self.disks[peer])
+    def make(self, me: int) -> DurablePeer:
+        return self.builder.peer(me, self.disks[me])
 
-    def open(self) -> None:
-        for peer in self.peers:
-            peer.open()
-        for one in range(self.num_peers):
-            self._connect(one)
-
-    def _connect(self, one: int) -> None:
-        """Let a peer and all others that live say hello; what was on its way between them is gone."""
-        for other in range(self.num_peers):
-            if other == one or {one, other} & self.dead:
-                continue
-            for a, b in ((one, other), (other, one)):
-                self.peers[a].links.meet(b)
-                self.peers[b].links.meet(a)
-                self.queues[a, b].clear()
-                if a in self.peers[b].participant.session.lost or b in self.peers[a].participant.session.lost:
-                    continue
-                has = self._honest_number(a, b, self.peers[b].links.durable_from(a))
-                for seq, frame in self.peers[a].connected(b, has):
-                    self.put(a, b, seq, frame)
-
-    def restart(self, peer: int) -> None:
-        self.disks[peer].restart()
-        self.peers[peer] = self._make(peer)
-        recovery = self.peers[peer].open()
-        self.wake_at[peer] = recovery.effects.wake_at
-        self._connect(peer)
+    def hello(self, sender: int, receiver: int) -> None:
+        one, other = self.peers[sender], self.peers[receiver]
+        if sender not in other.participant.session.lost and receiver not in one.participant.session.lost:
+            has = self._honest_number(sender, receiver, other.links.durable_from(sender))
+            for seq, frame in one.connected(receiver, has):
+                self.put(sender, receiver, OnItsWay(seq, frame, self.now))
 
     def reconnect(self, peer: int) -> None:
-        self._connect(peer)
+        self.connect(peer)
 
-    def receive(self, receiver: int, sender: int, seq: int, frame: bytes) -> Effects:
-        return self.peers[receiver].receive(sender, seq, frame, self.now)
+    def perform(self, me: int, effects: Effects) -> None:
+        self.refuse_later(me, effects)
+        super().perform(me, effects)
 
-    def perform(self, peer: int, effects: Effects) -> None:
-        durable = self.peers[peer]
-        self.wake_at[peer] = effects.wake_at
-        self.refuse_later(peer, effects)
-        for outgoing in durable.publish(effects):
-            self.put(peer, outgoing.receiver, outgoing.seq, outgoing.frame)
+    def after(self, me: int, effects: Effects) -> None:
         if effects.finished is None:
-            self._confirm(peer, effects.receipts)
-        elif self.keeps_state and durable.round % _SAVE_EVERY == peer % _SAVE_EVERY:
-            self._confirm(peer, {**effects.receipts, **durable.save({})})
-        else:
-            # Without receipts, receivers would count as silent, and what is kept for them would grow.
-            self._confirm(peer, {**effects.receipts, **durable.sync()})
+            return
+        durable = self.peers[me]
+        is_saved = self.keeps_state and durable.round % _SAVE_EVERY == me % _SAVE_EVERY
+        # Without receipts, receivers would count as silent, and what is kept for them would grow.
+        self.confirm(me, durable.save({}) if is_saved else durable.sync())
 
-    def _confirm(self, peer: int, receipts: dict[int, int]) -> None:
-        for sender, upto in receipts.items():
-            upto = self._honest_number(sender, peer, upto)
-            if upto > 0 and sender not in self.dead and upto < self.peers[sender].links.out[peer].next_seq:
-                self.peers[sender].receipt(peer, upto)
-
-    def peer_object(self, peer: int) -> DurablePeer:
-        return self.peers[peer]
-
-    def replace_peer(self, peer: int, by: object) -> None:
-        assert isinstance(by, DurablePeer)
-        self.peers[peer] = by
+    def confirm(self, me: int, receipts: Mapping[int, int]) -> None:
+        for sender, told in receipts.items():
+            upto = self._honest_number(sender, me, told)
+            if upto > 0 and sender not in self.dead and upto < self.peers[sender].links.out[me].next_seq:
+                self.peers[sender].receipt(me, upto)
 
     def x_of(self, peer: int) -> FloatArray:
         algorithm = self.peers[peer].participant.algorithm
@@ -358,8 +294,7 @@ class RoundsWorld(World):
     def took(self, sender: int, receiver: int, number: int) -> None:
         self._taken.setdefault((sender, receiver), []).append(number)
 
-    def _told_number(self, sender: int, receiver: int, seq: int) -> int:
-        """Return the number under which a frame is told that an honest peer would number `seq`."""
+    def told_number(self, sender: int, receiver: int, seq: int) -> int:
         for number in self._taken.get((sender, receiver), ()) if seq else ():
             seq += seq >= number
         return seq
@@ -412,77 +347,43 @@ class RoundsWorld(World):
 
     def _turn(self) -> bool:
         self._plan_change()
-        able = [peer for peer in self._living() if self._can_begin(peer)]
-        waiting = [pair for pair, queue in self.queues.items() if queue and pair[1] not in self.dead]
-        due = [
-            peer
-            for peer in self._living()
-            if (wake_at := self.wake_at[peer]) is not None and self.now >= wake_at and not self.is_between_rounds(peer)
-        ]
-        if due:
-            self._call(due[0], lambda: self.peers[due[0]].timer(self.now))
-        elif able and (not waiting or self.random.random() < 0.3):
-            peer = self.random.choice(able)
-            self._call(peer, lambda: self._begin(peer))
-        elif waiting:
-            sender, receiver = self.random.choice(waiting)
-            on_its_way = self.queues[sender, receiver].popleft()
-            seq = self._told_number(sender, receiver, on_its_way.seq)
-            if self.deliver(receiver, sender, seq, on_its_way.frame):
-                self.note(sender, receiver, on_its_way)
-        else:
-            later = [wake_at for peer in self._living() if (wake_at := self.wake_at[peer]) is not None]
-            later = [wake_at for wake_at in later if wake_at > self.now]
-            if not later:
-                return False
+        if self.draw():
+            return True
+        later = [wake_at for peer in self.living() if (wake_at := self.last[peer].wake_at) is not None]
+        later = [wake_at for wake_at in later if wake_at > self.now]
+        if later:
             self.now = min(later)
-        return True
+        return bool(later)
 
-    def _living(self) -> list[int]:
-        return [peer for peer in range(self.num_peers) if peer not in self.dead]
+    def is_due(self, me: int) -> bool:
+        return super().is_due(me) and not self.is_between_rounds(me)
 
-    def _can_begin(self, peer: int) -> bool:
-        participant = self.peers[peer].participant
-        return (
-            participant.membership.is_member
-            and not participant.session.in_round
-            and participant.round < self.circumstances.rounds
-        )
-
-    def _begin(self, peer: int) -> Effects:
-        self.peers[peer].step()
-        return self.peers[peer].begin(self.now)
-
-    def _call(self, peer: int, call: Callable[[], Effects]) -> None:
-        """Let a peer do something of its own accord."""
+    def do(self, me: int, call: Callable[[DurablePeer], Effects]) -> None:
         try:
-            effects = call()
+            effects = call(self.peers[me])
         except RemoteError as error:
-            if peer != self.suspect:
+            if me != self.suspect:
                 raise PromiseBroken(f"refused only when it was applied: {error.problem}") from error
-            self.dead.add(peer)
+            self.dead.add(me)
             return
         except Exception as error:
-            self.fell(peer, error)
+            self.fell(me, error)
             return
-        self.perform(peer, effects)
+        self.perform(me, effects)
 
     def _plan_change(self) -> None:
         plan = self._plan
-        if plan.kind is None or plan.is_done or max(map(self.round_of, self._living())) < plan.at_round:
+        if plan.kind is None or plan.is_done or max(map(self.round_of, self.living())) < plan.at_round:
             return
         plan.is_done = True
         subject = plan.subject
         issuer = subject
         if plan.kind is ChangeKind.LOST:
-            self.dead.add(subject)
-            for pair, queue in self.queues.items():
-                if pair[1] == subject:
-                    queue.clear()
+            self.kill(subject)
         if plan.kind is not ChangeKind.LEAVE:
             able = [
                 peer
-                for peer in self._living()
+                for peer in self.living()
                 if self.peers[peer].participant.membership.is_member
                 and (
                     plan.kind is ChangeKind.JOIN or self.peers[peer].participant.session.last_heard(subject) is not None
@@ -501,7 +402,7 @@ class RoundsWorld(World):
             if self.suspect is None:
                 raise
             return
-        self._call(issuer, lambda: durable.announce(change, self.now))
+        self.do(issuer, lambda peer: peer.announce(change, self.now))
 
     def blamed(self, receiver: int, sender: int, error: RemoteProtocolError) -> None:
         if self.was_changed or sender in self.peers[receiver].participant.session.lost:
@@ -511,7 +412,7 @@ class RoundsWorld(World):
     def _judge_end(self) -> None:
         behind = [
             peer
-            for peer in self._living()
+            for peer in self.living()
             if peer != self.suspect
             and self.peers[peer].participant.membership.is_member
             and self.round_of(peer) < self.circumstances.rounds
@@ -524,60 +425,24 @@ class RoundsWorld(World):
         raise PromiseBroken(f"honest peers stand still in rounds {[*map(self.round_of, behind)]}: {waits_for}")
 
 
-class PairsWorld(World):
+class PairsWorld(_World[DurablePair], Pairs):
     """A run without rounds."""
 
-    def __init__(self, circumstances: Circumstances, seed: int, *, keeps_state: bool) -> None:
-        super().__init__(circumstances, seed, keeps_state=keeps_state)
-        self.peers = [self._make(peer) for peer in range(self.num_peers)]
-        self.last = [Effects() for _ in range(self.num_peers)]
-
-    def _make(self, peer: int) -> DurablePair:
-        return self.builder.pair(peer, self.disks[peer])
-
-    def open(self) -> None:
-        for peer in self.peers:
-            peer.open()
-
-    def receive(self, receiver: int, sender: int, seq: int, frame: bytes) -> Effects:
-        return self.peers[receiver].receive(sender, frame, self.now)
-
-    def restart(self, peer: int) -> None:
-        self.disks[peer].restart()
-        self.peers[peer] = self._make(peer)
-        self.last[peer] = self.peers[peer].open().effects
-        self._connect(peer)
+    def make(self, me: int) -> DurablePair:
+        return self.builder.pair(me, self.disks[me])
 
     def reconnect(self, peer: int) -> None:
-        for other in range(self.num_peers):
-            if other != peer and other not in self.dead:
-                self.perform(peer, self.peers[peer].disconnected(other))
-        self._connect(peer)
+        for other in self.others(peer):
+            self.perform(peer, self.peers[peer].disconnected(other))
+        self.connect(peer)
 
-    def _connect(self, peer: int) -> None:
-        for other in range(self.num_peers):
-            if other == peer or other in self.dead:
-                continue
-            self.queues[peer, other].clear()
-            self.queues[other, peer].clear()
-            self.perform(other, self.peers[other].disconnected(peer))
-            for a, b in ((peer, other), (other, peer)):
-                request = self.last[a].open_request
-                if request is not None and request.receiver == b:
-                    self.put(a, b, 0, request.frame)
+    def perform(self, me: int, effects: Effects) -> None:
+        self.refuse_later(me, effects)
+        super().perform(me, effects)
 
-    def perform(self, peer: int, effects: Effects) -> None:
-        self.last[peer] = effects
-        self.refuse_later(peer, effects)
-        for outgoing in effects.frames:
-            self.put(peer, outgoing.receiver, 0, outgoing.frame)
-
-    def peer_object(self, peer: int) -> DurablePair:
-        return self.peers[peer]
-
-    def replace_peer(self, peer: int, by: object) -> None:
-        assert isinstance(by, DurablePair)
-        self.peers[peer] = by
+    def after(self, me: int, effects: Effects) -> None:
+        if self.keeps_state and self.peers[me].round % 2 == 0:
+            self.peers[me].save({})
 
     def x_of(self, peer: int) -> FloatArray:
         return self.peers[peer].participant.algorithm.x
@@ -612,44 +477,18 @@ class PairsWorld(World):
         )
 
     def _turn(self) -> bool:
-        for me in self.random.sample(range(self.num_peers), self.num_peers):
-            if me not in self.dead and self._turn_of(me):
-                return True
-        return False
+        return any(me not in self.dead and self.turn(me) for me in self.sample())
 
-    def _turn_of(self, me: int) -> bool:
-        durable = self.peers[me]
-        participant = durable.participant
-        waiting = [sender for sender in range(self.num_peers) if sender != me and self.queues[sender, me]]
-        wake_at = self.last[me].wake_at
-        if waiting and self.random.random() < 0.7:
-            sender = self.random.choice(waiting)
-            on_its_way = self.queues[sender, me].popleft()
-            if self.deliver(me, sender, 0, on_its_way.frame):
-                self.note(sender, me, on_its_way)
-        elif wake_at is not None and self.now >= wake_at:
-            self._call(me, lambda: durable.timer(self.now))
-        elif participant.in_iteration:
-            durable.compute()
-            self._call(me, lambda: durable.step(self.now))
-            if self.keeps_state and participant.round % 2 == 0 and me not in self.dead:
-                durable.save({})
-        elif participant.round < self.circumstances.rounds and participant.can_read:
-            self._call(me, lambda: durable.read(0.0))
-        else:
-            return bool(waiting)
-        return True
-
-    def _call(self, peer: int, call: Callable[[], Effects]) -> None:
+    def do(self, me: int, call: Callable[[DurablePair], Effects]) -> None:
         try:
-            self.perform(peer, call())
+            super().do(me, call)
         except Exception as error:
-            self.fell(peer, error)
+            self.fell(me, error)
 
     def _judge_end(self) -> None:
         behind = {
             peer: participant.open_partner
-            for peer, participant in enumerate(each.participant for each in self.peers)
+            for peer, participant in ((peer, each.participant) for peer, each in self.peers.items())
             if peer not in self.dead and peer != self.suspect and participant.round < self.circumstances.rounds
         }
         if not behind or (self.suspect is not None and self.suspect in behind.values()):
@@ -661,7 +500,7 @@ def build_world(circumstances: Circumstances, seed: int, *, keeps_state: bool) -
     """Return a run, started."""
     kind = PairsWorld if circumstances.spec.asynchronous else RoundsWorld
     world: World = kind(circumstances, seed, keeps_state=keeps_state)
-    world.open()
-    for disk in world.disks:
+    world.start()
+    for disk in world.disks.values():
         disk.forgets = not keeps_state
     return world
