@@ -9,7 +9,8 @@ import pytest
 from peer.errors import RemoteProtocolError
 from peer.gossip.membership import Change, ChangeKind
 from peer.node import membership_codec
-from tests.node.changing_members import Cluster, newcomer
+from tests.node.changing_members import Cluster
+from tests.peers import newcomer
 
 
 def _two_join(seed: int, restarts: float, algorithm: str, graph: str) -> Cluster:

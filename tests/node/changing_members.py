@@ -13,18 +13,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from peer import compress, gossip
-from peer.compress.bound import BoundedCompressor
+from peer import gossip
 from peer.compress.layout import Layout
-from peer.compress.payload import FloatArray
 from peer.daemon.members.signed_statements import SignedStatements
-from peer.errors import SecurityError
-from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
+from peer.gossip.base import GraphNeed, NodeContext
 from peer.gossip.effects import Effects
 from peer.gossip.incarnations import Numbering
-from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer
+from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.gossip.options import LowRankOptions, ModuloOptions, RobustMixing, ThetaMode
-from peer.gossip.topology import Schedule, build_schedule
+from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.certificates import Place, Role
@@ -39,9 +36,18 @@ from peer.protocol import OLDEST
 from peer.random import PhiloxSource
 from peer.state.statement_counter import StatementCounter
 from peer.train.momentum import Momentum
-from peer.wire.last_codes import LastCodes
 from tests.cluster import Rounds
-from tests.node.local_steps import KeptSteps, OfScript, Step
+from tests.peers import (
+    Approach,
+    ApproachOfScript,
+    check_newcomer,
+    compressor_of,
+    drawn,
+    durable,
+    graph,
+    newcomer,
+    participant,
+)
 from tests.state.failing_disk import FailingDisk
 
 LAYOUT = Layout.of_shapes(((7,), (3, 4), (1,)))
@@ -49,46 +55,9 @@ ROUNDS = 100
 AUTHORITY = CertificateAuthority.create("run")
 
 
-class Pull(KeptSteps):
-    """Local steps toward a point of the peer's own, and their sum; none from round `until` on."""
-
-    def __init__(self, peer: int, until: int) -> None:
-        super().__init__(np.zeros(LAYOUT.size))
-        self.goal = np.random.default_rng(peer).normal(size=LAYOUT.size).astype("f4")
-        self.until = until
-
-    def rate(self, t: int) -> float:
-        return 0.1 if t < self.until else 0.0
-
-    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> Step:
-        gradient = (z - self.goal).astype("f4")
-        self.kept -= rate * gradient.astype(np.float64)
-        return Step(gradient)
-
-
-class PullOfScript(OfScript, Pull):
-    """The same, done by a script."""
-
-
-def compressor_of(spec: AlgorithmSpec, *, bits: int = 7, verified: bool = True) -> BoundedCompressor:
-    """Return the compressor that an algorithm runs with here; `bits` of levels without bias."""
-    if spec.modulo:
-        return compress.build("modulo", bits=8, verified=verified)
-    if spec.needs_unbiased:
-        return compress.build("qsgd", bits=bits, unbiased=True)
-    return compress.build("top_k", fraction=0.4) if spec.compresses else compress.build("none")
-
-
 @lru_cache(maxsize=1)
 def _operator() -> Credentials:
     return AUTHORITY.credentials(AUTHORITY.issue("operator", role=Role.OPERATOR))
-
-
-@lru_cache(maxsize=256)
-def graph(kind: str, num_members: int, doubly: bool) -> Schedule:
-    if num_members == 1:
-        return Schedule.from_matrices([[[1.0]]])
-    return build_schedule(num_members, kind, doubly=doubly)
 
 
 @dataclass
@@ -145,33 +114,20 @@ class Cluster(Rounds):
             robust=self.robust,
             momentum=partial(Momentum, "nesterov"),
         )
-        participant = Participant(
-            peer=peer,
-            algorithm=gossip.build(self.algorithm, node, np.random.default_rng(99).normal(size=20).astype("f4")),
-            # Whoever takes part again has the data that it had.
-            local_steps=(PullOfScript if self.is_script else Pull)(self.numbering.device(peer), self.gradients_until),
-            layout=LAYOUT,
-            max_lead=(first.diameter or self.num_first) * first.cycle_rounds + 1,
-            membership_rules=MembershipRules(
-                num_listed=listed,
-                check_newcomer=self._check_newcomer,
-                statements=self.statements(peer) if self.signed else None,
-                by_majority=self.by_majority,
-                name_of=lambda peer: f"peer-{self.numbering.device(peer)}",
-            ),
-            last_codes=LastCodes(LAYOUT, np.float32, tells_changes=self.theta_mode == "verified")
-            if self.spec.modulo
-            else None,
-            cpu_clock=lambda: 0.0,
+        device = self.numbering.device(peer)
+        # Whoever takes part again has the data that it had.
+        goal = drawn(device, LAYOUT.size)
+        steps = (ApproachOfScript if self.is_script else Approach)(goal, self.gradients_until)
+        rules = MembershipRules(
+            num_listed=listed,
+            check_newcomer=lambda peer, said: check_newcomer(self.numbering.device(peer), said),
+            statements=self.statements(peer) if self.signed else None,
+            by_majority=self.by_majority,
+            name_of=lambda peer: f"peer-{self.numbering.device(peer)}",
         )
-        others = [other for other in range(listed) if other != peer]
-        return DurablePeer(
-            participant,
-            self.disks[peer],
-            neighbors=others,
-            identity={"run": "run", "peer": str(peer)},
-            protocol_of=self.protocol_of,
-        )
+        lead = (first.diameter or self.num_first) * first.cycle_rounds + 1
+        made = participant(self.algorithm, node, drawn(99, LAYOUT.size), steps, max_lead=lead, membership_rules=rules)
+        return durable(made, self.disks[peer], listed, protocol_of=self.protocol_of)
 
     def statements(self, peer: int, *, unsigned: Literal["refuse", "accept"] = "refuse") -> SignedStatements:
         """Return what signs for a peer and judges what others have signed, with a certificate that is new each time."""
@@ -207,11 +163,6 @@ class Cluster(Rounds):
         self.open(number)
         self.connect(number)
         return number
-
-    def _check_newcomer(self, peer: int, said: Newcomer) -> None:
-        """Stands for the check of a certificate: what it says is signed for this device alone."""
-        if said != newcomer(self.numbering.device(peer)):
-            raise SecurityError("the certificate is another peer's")
 
     def announce(self, peer: int, kind: ChangeKind, subject: int) -> Change:
         is_newcomer = kind is ChangeKind.JOIN and subject >= (self.num_listed or self.num_peers)
@@ -256,18 +207,13 @@ class Cluster(Rounds):
     def drift(self) -> npt.NDArray[np.float64]:
         """Return Σx of the members less what the local steps of all peers put in."""
         total = sum((member.algorithm.x.astype(np.float64) for member in self.members), np.zeros(LAYOUT.size))
-        return total - sum((_pull(peer).kept for peer in self.peers.values()), np.zeros(LAYOUT.size))
+        return total - sum((_steps(peer).kept for peer in self.peers.values()), np.zeros(LAYOUT.size))
 
     def spread(self) -> float:
         """Return the largest distance of a member's model from another's, in one coordinate."""
         return float(np.ptp([member.model() for member in self.members], axis=0).max())
 
 
-def newcomer(peer: int) -> Newcomer:
-    """Return what a newcomer says of itself."""
-    return Newcomer(f"peer-{peer}", f"192.0.2.{peer}:7700", None, b"signed for %d" % peer)
-
-
-def _pull(peer: DurablePeer) -> Pull:
-    assert isinstance(peer.participant.local_steps, Pull)
+def _steps(peer: DurablePeer) -> Approach:
+    assert isinstance(peer.participant.local_steps, Approach)
     return peer.participant.local_steps

@@ -11,17 +11,15 @@ import numpy as np
 
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
-from peer.gossip import build
 from peer.gossip.effects import Effects
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.options import LowRankOptions, RobustMixing
 from peer.node.durable import DurablePeer
-from peer.node.participant import Participant
 from peer.train.momentum import Momentum
-from peer.wire.last_codes import LastCodes
 from tests.cluster import Rounds
 from tests.gossip.drive import contexts, ring, schedule_of
 from tests.node.local_steps import KeptSteps, OfScript, Step
+from tests.peers import durable, participant
 
 SHAPES = [(5, 8), (23,)]
 SIZES = [40, 23]
@@ -97,26 +95,11 @@ class World(Rounds):
     def make(self, peer: int) -> DurablePeer:
         layout = Layout.of_shapes(SHAPES)
         node = contexts(schedule_of(ring(self.n)), layout, rounds=self.rounds, **self.settings[self.algorithm])[peer]
-        participant = Participant(
-            peer=peer,
-            algorithm=build(self.algorithm, node, np.zeros(sum(SIZES), np.float32)),
-            local_steps=(PullOfScript if self.is_script else Pull)(peer, self.wobble),
-            layout=layout,
-            max_lead=self.max_lead,
-            late=self.late,
-            last_codes=LastCodes(layout, np.float32, tells_changes=True)
-            if self.algorithm.startswith("moniqua")
-            else None,
-            cpu_clock=lambda: 0.0,
+        steps = (PullOfScript if self.is_script else Pull)(peer, self.wobble)
+        made = participant(
+            self.algorithm, node, np.zeros(sum(SIZES), np.float32), steps, max_lead=self.max_lead, late=self.late
         )
-        return DurablePeer(
-            participant,
-            self.disks[peer],
-            neighbors=[j for j in range(self.n) if j != peer],
-            identity={"run": "test", "peer": str(peer)},
-            durability=self.durability,  # type: ignore[arg-type]
-            repeatable=self.repeatable,
-        )
+        return durable(made, self.disks[peer], self.n, durability=self.durability, repeatable=self.repeatable)
 
     def run(self) -> None:
         """Go on until every peer has done its rounds and nothing is on its way."""

@@ -10,14 +10,14 @@ import pytest
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import StateError
-from peer.gossip import build_pair_node
 from peer.gossip.effects import Effects
 from peer.node.durable_pair import DurablePair
-from peer.node.pair_participant import EXCHANGES_SKIPPED, PairParticipant
+from peer.node.pair_participant import EXCHANGES_SKIPPED
 from tests.cluster import Pairs
 from tests.gossip.drive import contexts, ring, schedule_of
 from tests.gossip.event_logs import next_exchange
 from tests.node.local_steps import SIZES, Pull
+from tests.peers import durable_pair
 from tests.state.failing_disk import FailingDisk, ProcessEnds
 
 MODULO = {
@@ -41,17 +41,8 @@ class World(Pairs):
         more = MODULO if self.algorithm == "moniqua-ad-psgd" else {}
         node = contexts(schedule_of(ring(3)), Layout.of_sizes(SIZES), rounds=STEPS, **more)[peer]
         start = np.full(sum(SIZES), peer, np.float32)
-        participant = PairParticipant(
-            algorithm=build_pair_node(self.algorithm, node, start),
-            local_steps=Pull(float(peer)),
-            cpu_clock=lambda: 0.0,
-        )
-        return DurablePair(
-            participant,
-            self.disks[peer],
-            identity={"peer": str(peer)},
-            durability=self.durability,  # type: ignore[arg-type]
-        )
+        steps = Pull(float(peer))
+        return durable_pair(self.algorithm, node, start, steps, self.disks[peer], durability=self.durability)
 
     def after(self, me: int, effects: Effects) -> None:
         self.repeated(me, self.peers[me])

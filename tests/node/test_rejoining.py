@@ -16,7 +16,8 @@ from peer.node.loss_votes import LOST, decode_vote
 from peer.node.membership_planning import plan_change
 from peer.node.statements import MEMBERS, sealed, unsealed
 from peer.proto.sottovoce.v1.membership_pb2 import LossVote
-from tests.node.changing_members import Cluster, newcomer
+from tests.node.changing_members import Cluster
+from tests.peers import newcomer
 
 
 def _lost(algorithm: str = "sgp", graph: str = "exponential", **options: object) -> Cluster:

@@ -30,8 +30,7 @@ import numpy as np
 import xxhash
 
 from peer import compress, gossip
-from peer.compress.payload import FloatArray
-from peer.gossip import build_pair_node
+from peer.compress.layout import Layout
 from peer.gossip.base import GraphNeed, NodeContext
 from peer.gossip.effects import Effects
 from peer.gossip.late_neighbors import LatePolicy
@@ -44,15 +43,13 @@ from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.membership import MembershipRules
 from peer.node.membership_planning import plan_change
-from peer.node.pair_participant import PairParticipant
-from peer.node.participant import Participant
 from peer.random import PhiloxSource
 from peer.train.momentum import Momentum
-from peer.wire.last_codes import LastCodes
 from tests.cluster import Cluster, P, Pairs, Rounds
-from tests.node.changing_members import LAYOUT, Pull, compressor_of, graph
+from tests.peers import Approach, compressor_of, drawn, durable, durable_pair, graph, participant
 from tests.state.failing_disk import FailingDisk, ProcessEnds
 
+LAYOUT = Layout.of_shapes(((7,), (3, 4), (1,)))
 ROUNDS, SAVE_EVERY = 20, 4
 FIRST, NEWCOMER = 4, 4
 """How many peers begin, and the number of the one that joins."""
@@ -107,14 +104,6 @@ def _is_empty(value: object) -> bool:
 # -- what the product's peers are made of ------------------------------------------------------------------------------
 
 
-def _no_time() -> float:
-    return 0.0
-
-
-def _start() -> FloatArray:
-    return np.random.default_rng(99).normal(size=LAYOUT.size).astype("f4")
-
-
 def round_peer(
     algorithm: str, me: int, disk: FailingDisk, *, numbers: int, changes: bool, late: LatePolicy | None
 ) -> DurablePeer:
@@ -141,20 +130,17 @@ def round_peer(
         low_rank=LowRankOptions(rank=1),
         momentum=partial(Momentum, "nesterov"),
     )
-    participant = Participant(
-        peer=me,
-        algorithm=gossip.build(algorithm, node, _start()),
-        local_steps=Pull(me, ROUNDS),
-        layout=LAYOUT,
-        max_lead=(first.diameter or FIRST) * first.cycle_rounds * (4 if late else 1) + 1,
+    lead = (first.diameter or FIRST) * first.cycle_rounds * (4 if late else 1) + 1
+    made = participant(
+        algorithm,
+        node,
+        drawn(99, LAYOUT.size),
+        steps(me),
+        max_lead=lead,
         late=late,
         membership_rules=MembershipRules(num_listed=numbers),
-        last_codes=LastCodes(LAYOUT, np.float32, tells_changes=True) if spec.modulo else None,
-        cpu_clock=_no_time,
-        stopwatch=_no_time,
     )
-    others = [other for other in range(numbers) if other != me]
-    return DurablePeer(participant, disk, neighbors=others, identity={"run": "run", "peer": str(me)})
+    return durable(made, disk, numbers)
 
 
 def pair_peer(algorithm: str, me: int, disk: FailingDisk) -> DurablePair:
@@ -170,13 +156,12 @@ def pair_peer(algorithm: str, me: int, disk: FailingDisk) -> DurablePair:
         rounds=ROUNDS,
         modulo=ModuloOptions(theta=(0.02,), theta_mode="verified", verified=True),
     )
-    participant = PairParticipant(
-        algorithm=build_pair_node(algorithm, node, _start()),
-        local_steps=Pull(me, ROUNDS),
-        cpu_clock=_no_time,
-        stopwatch=_no_time,
-    )
-    return DurablePair(participant, disk, identity={"run": "run", "peer": str(me)})
+    return durable_pair(algorithm, node, drawn(99, LAYOUT.size), steps(me), disk)
+
+
+def steps(me: int) -> Approach:
+    """Return the local steps of a peer."""
+    return Approach(drawn(me, LAYOUT.size))
 
 
 # -- the clusters ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ from peer.proto.sottovoce.v1.membership_pb2 import LossVote
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
 from peer.state.metrics import EvaluationRecord
 from tests.node import changing_members
-from tests.node.changing_members import Cluster, newcomer
+from tests.node.changing_members import Cluster
+from tests.peers import newcomer
 
 LEAVE, LOST, JOIN = ChangeKind.LEAVE, ChangeKind.LOST, ChangeKind.JOIN
 

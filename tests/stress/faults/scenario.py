@@ -31,7 +31,7 @@ from peer.node.participant import Participant
 from peer.node.statements import Statements
 from peer.random import PhiloxSource
 from peer.train.momentum import Momentum
-from peer.wire.last_codes import LastCodes
+from tests.peers import participant
 from tests.stress.faults.training import VirtualTraining
 
 _SIZES = ((16, 5), (12, 3, 9), (30,), (7, 1, 1, 20))
@@ -379,24 +379,22 @@ class Scenario:
             quasi_global=self.seed % 3 == 1 and self.spec.graph in (GraphNeed.COLUMN, GraphNeed.DOUBLY),
             on_step=on_step,
         )
-        return Participant(
-            peer=peer,
-            algorithm=gossip.build(self.case.algorithm, node, self.x0),
-            local_steps=training,
-            layout=self.layout,
+        rules = MembershipRules(
+            num_listed=self.num_peers,
+            check_newcomer=self.check_newcomer,
+            statements=statements,
+            by_majority=statements is not None,
+            name_of=self.name_of,
+        )
+        return participant(
+            self.case.algorithm,
+            node,
+            self.x0,
+            training,
             max_lead=self.max_lead,
             late=self.late_policy,
-            last_codes=LastCodes(self.layout, np.float32, tells_changes=True) if self.spec.modulo else None,
             observe=observe,
-            membership_rules=MembershipRules(
-                num_listed=self.num_peers,
-                check_newcomer=self.check_newcomer,
-                statements=statements,
-                by_majority=statements is not None,
-                name_of=self.name_of,
-            ),
-            cpu_clock=_no_time,
-            stopwatch=_no_time,
+            membership_rules=rules,
         )
 
 
@@ -413,7 +411,3 @@ def state_of(participant: Participant) -> RoundState:
 @lru_cache(maxsize=64)
 def _schedule(num_peers: int, kinds: tuple[str, ...], doubly: bool, seed: int) -> Schedule:
     return build_schedule(num_peers, kinds, period_rounds=1 + seed % 3, probability=0.6, seed=seed, doubly=doubly)
-
-
-def _no_time() -> float:
-    return 0.0

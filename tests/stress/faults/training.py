@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from peer.compress.payload import FloatArray
+from tests.node.local_steps import Step
 
 RATE = 0.05
 _MOMENTUM = 0.8
 _NOISE = 0.2
 _PULL = 0.5
-
-
-@dataclass(frozen=True)
-class _Step:
-    gradient: FloatArray
-    loss: float
-    samples: int = 1
 
 
 class VirtualTraining:
@@ -58,13 +51,13 @@ class VirtualTraining:
     def rate(self, t: int) -> float:
         return RATE
 
-    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> _Step:
+    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> Step:
         away = z - self._target
         gradient: FloatArray = np.float32(_PULL) * away + self._noise[t] + np.float32(_MOMENTUM) * self._velocity
         if not self._quasi_global:
             self._velocity = gradient
         self._on_step(t, rate, gradient)
-        return _Step(gradient, float(np.dot(away, away)))
+        return Step(gradient, float(np.dot(away, away)))
 
     def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
         if rate == 0.0:

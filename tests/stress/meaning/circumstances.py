@@ -6,38 +6,31 @@ Models are tiny, so that a call costs what judging costs and not what arithmetic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from random import Random
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from peer import compress, gossip
 from peer.compress.bound import BoundedCompressor
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
-from peer.errors import SecurityError
 from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
 from peer.gossip.late_neighbors import LatePolicy
-from peer.gossip.membership import ChangeKind, Membership, Newcomer
+from peer.gossip.membership import ChangeKind, Membership
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions
-from peer.gossip.topology import Schedule, build_schedule
+from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.membership import MembershipRules
-from peer.node.pair_participant import PairParticipant
-from peer.node.participant import Participant
 from peer.random import PhiloxSource
 from peer.state.disk import Disk
 from peer.train.momentum import Momentum
-from peer.wire.last_codes import LastCodes
+from tests.peers import Approach, check_newcomer, compressor_of, drawn, durable, durable_pair, graph, participant
 
 LAYOUT = Layout.of_shapes(((3, 2), (1,), (3,)))
 NUM_FIRST = 3
-_RATE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,41 +80,6 @@ class Circumstances:
         return self.num_peers if self.is_listed else NUM_FIRST
 
 
-@dataclass(frozen=True)
-class _Step:
-    gradient: FloatArray
-    loss: float = 1.0
-    samples: int = 1
-
-
-@dataclass
-class Pull:
-    """A local step toward a point of the peer's own, with a sum that a crash must not lose."""
-
-    goal: FloatArray
-    kept: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(LAYOUT.size))
-    needs_displacement: bool = False
-
-    def rate(self, t: int) -> float:
-        return _RATE
-
-    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> _Step:
-        gradient: FloatArray = (z - self.goal).astype(np.float32)
-        # After a lie the difference may be of any size; what is fuzzed is not the arithmetic of this class.
-        with np.errstate(all="ignore"):
-            self.kept += rate * gradient.astype(np.float64)
-        return _Step(gradient)
-
-    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
-        raise AssertionError("nobody asked for the displacement")
-
-    def state(self) -> Mapping[str, npt.NDArray[Any]]:
-        return {"kept": self.kept}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        self.kept[:] = state["kept"]
-
-
 class Builder:
     """Builds the peers of a run; what they share is built once."""
 
@@ -142,7 +100,7 @@ class Builder:
     def graph_of(self, members: tuple[int, ...]) -> Schedule:
         """Return the graph over the positions of some members."""
         doubly = self.spec.graph in (GraphNeed.DOUBLY, GraphNeed.SYMMETRIC)
-        return _graph(self.kind, len(members), doubly)
+        return graph(self.kind, len(members), doubly)
 
     @cached_property
     def first(self) -> Schedule:
@@ -153,11 +111,7 @@ class Builder:
         chosen = self.circumstances.compressor
         if chosen is not None:
             return compress.build(chosen[0], **chosen[1])
-        if self.spec.modulo:
-            return compress.build("modulo", bits=8, verified=self.circumstances.verified)
-        if self.spec.needs_unbiased:
-            return compress.build("qsgd", bits=4, unbiased=True)
-        return compress.build("top_k", fraction=0.4) if self.spec.compresses else compress.build("none")
+        return compressor_of(self.spec, bits=4, verified=self.circumstances.verified)
 
     @cached_property
     def late_policy(self) -> LatePolicy | None:
@@ -197,67 +151,36 @@ class Builder:
 
     def start(self, peer: int) -> FloatArray:
         """Return where a peer begins; peers without rounds differ, so that an exchange moves something."""
-        seed = peer if self.spec.asynchronous else 99
-        return np.random.default_rng(seed).normal(size=LAYOUT.size).astype(np.float32)
+        return drawn(peer if self.spec.asynchronous else 99, LAYOUT.size)
 
-    def local_steps(self, peer: int) -> Pull:
-        return Pull(np.random.default_rng(100 + peer).normal(size=LAYOUT.size).astype(np.float32))
+    def local_steps(self, peer: int) -> Approach:
+        return Approach(drawn(100 + peer, LAYOUT.size))
 
     def peer(self, peer: int, disk: Disk) -> DurablePeer:
         """Return a peer of a run in rounds, not opened yet."""
         circumstances = self.circumstances
         lead = (self.first.diameter or NUM_FIRST) * max(1, self.first.cycle_rounds)
         skipped = 0 if self.late_policy is None else self.late_policy.max_skipped + 1
-        participant = Participant(
-            peer=peer,
-            algorithm=gossip.build(circumstances.algorithm, self.node(peer), self.start(peer)),
-            local_steps=self.local_steps(peer),
-            layout=LAYOUT,
+        rules = MembershipRules(
+            why_no_changes=None if circumstances.changes_members else "the members of this run cannot change",
+            num_listed=circumstances.num_listed,
+            check_newcomer=check_newcomer,
+        )
+        made = participant(
+            circumstances.algorithm,
+            self.node(peer),
+            self.start(peer),
+            self.local_steps(peer),
             max_lead=lead + skipped * lead + 1,
             late=self.late_policy,
-            membership_rules=MembershipRules(
-                why_no_changes=None if circumstances.changes_members else "the members of this run cannot change",
-                num_listed=circumstances.num_listed,
-                check_newcomer=_check_newcomer,
-            ),
-            last_codes=LastCodes(LAYOUT, np.float32, tells_changes=True) if circumstances.verified else None,
-            cpu_clock=_no_time,
-            stopwatch=_no_time,
+            membership_rules=rules,
         )
-        others = [other for other in range(circumstances.num_listed) if other != peer]
-        return DurablePeer(participant, disk, neighbors=others, identity={"peer": str(peer)})
+        return durable(made, disk, circumstances.num_listed)
 
     def pair(self, peer: int, disk: Disk) -> DurablePair:
         """Return a peer of a run without rounds, not opened yet."""
-        participant = PairParticipant(
-            algorithm=gossip.build_pair_node(self.circumstances.algorithm, self.node(peer), self.start(peer)),
-            local_steps=self.local_steps(peer),
-            cpu_clock=_no_time,
-            stopwatch=_no_time,
-        )
-        return DurablePair(participant, disk, identity={"peer": str(peer)})
-
-
-def newcomer(peer: int) -> Newcomer:
-    """Return what a peer that nobody lists says of itself."""
-    return Newcomer(f"peer-{peer}", f"192.0.2.{peer % 200}:7700", None, b"signed for %d" % peer)
-
-
-def _check_newcomer(peer: int, said: Newcomer) -> None:
-    """Stands for the check of a certificate: what it says is signed for this peer alone."""
-    if said != newcomer(peer):
-        raise SecurityError("the certificate is another peer's")
-
-
-def _no_time() -> float:
-    return 0.0
-
-
-@lru_cache(maxsize=64)
-def _graph(kind: str, num_members: int, doubly: bool) -> Schedule:
-    if num_members == 1:
-        return Schedule.from_matrices([[[1.0]]])
-    return build_schedule(num_members, kind, doubly=doubly)
+        algorithm = self.circumstances.algorithm
+        return durable_pair(algorithm, self.node(peer), self.start(peer), self.local_steps(peer), disk)
 
 
 def _all() -> tuple[Circumstances, ...]:

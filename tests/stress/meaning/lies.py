@@ -34,7 +34,8 @@ from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE
 from peer.gossip.membership import Change, ChangeKind
 from peer.node import membership_codec
 from peer.wire.message import Message, MessageKind, RepairWish
-from tests.stress.meaning.circumstances import LAYOUT, newcomer
+from tests.peers import newcomer
+from tests.stress.meaning.circumstances import LAYOUT
 
 Codes: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 _LARGE = float(np.finfo(np.float32).max)

@@ -26,7 +26,8 @@ from peer.node.durable_pair import DurablePair
 from peer.node.membership_planning import plan_change
 from peer.wire.message import Message, MessageKind
 from tests.cluster import Cluster, OnItsWay, P, Pairs, Rounds
-from tests.stress.meaning.circumstances import LAYOUT, NUM_FIRST, Builder, Circumstances, newcomer
+from tests.peers import newcomer
+from tests.stress.meaning.circumstances import LAYOUT, NUM_FIRST, Builder, Circumstances
 from tests.stress.meaning.fingerprint import copied
 
 Said = Message | Change
