@@ -104,10 +104,9 @@ def _is_empty(value: object) -> bool:
 # -- what the product's peers are made of ------------------------------------------------------------------------------
 
 
-def round_peer(
-    algorithm: str, me: int, disk: FailingDisk, *, numbers: int, changes: bool, late: LatePolicy | None
-) -> DurablePeer:
+def round_peer(situation: Situation, me: int, disk: FailingDisk, numbers: int) -> DurablePeer:
     """Return a peer of an algorithm with rounds, one of so many `numbers`."""
+    algorithm, changes, late = situation.algorithm, situation.changes_members, situation.late
     spec = gossip.ALGORITHMS[algorithm].spec
     kind = {GraphNeed.COLUMN: "exponential", GraphNeed.COMPLETE: "complete", GraphNeed.SERVER: "star"}
     symmetric = spec.graph in (GraphNeed.DOUBLY, GraphNeed.SYMMETRIC)
@@ -185,6 +184,14 @@ class Situation:
     def is_in_pairs(self) -> bool:
         return gossip.ALGORITHMS[self.algorithm].spec.asynchronous
 
+    @property
+    def changes_members(self) -> bool:
+        return self.what in ("join", "leave", "loss")
+
+    @property
+    def late(self) -> LatePolicy | None:
+        return LatePolicy(after_s=12.0, max_skipped=2) if self.what == "skip" else None
+
 
 class Recorded(Cluster[P]):
     """A cluster of which all is noted. A process that ends starts again at once."""
@@ -243,13 +250,7 @@ class RecordedRounds(Recorded[DurablePeer], Rounds):
     """Peers with rounds. Time passes with each event."""
 
     def make(self, me: int) -> DurablePeer:
-        what = self.situation.what
-        self.changes = what in ("join", "leave", "loss")
-        self.late = LatePolicy(after_s=12.0, max_skipped=2) if what == "skip" else None
-        numbers = len(self.disks)
-        return round_peer(
-            self.situation.algorithm, me, self.disks[me], numbers=numbers, changes=self.changes, late=self.late
-        )
+        return round_peer(self.situation, me, self.disks[me], len(self.disks))
 
     def start(self) -> None:
         for me in self.disks:
@@ -257,7 +258,7 @@ class RecordedRounds(Recorded[DurablePeer], Rounds):
             self.connect(me)
 
     def arrival(self, sender: int, frame: bytes) -> float:
-        is_late = self.late is not None and sender == VICTIM and self.peers[sender].round % 5 == 2
+        is_late = self.situation.late is not None and sender == VICTIM and self.peers[sender].round % 5 == 2
         return self.now + 40.0 * is_late
 
     def after(self, me: int, effects: Effects) -> None:
@@ -289,7 +290,7 @@ class RecordedRounds(Recorded[DurablePeer], Rounds):
     def disturb(self) -> None:
         """Let the members change, each in its round."""
         what, rounds = self.situation.what, [peer.round for me, peer in self.peers.items() if me < FIRST]
-        if not self.changes or what in self.seen or min(rounds) < 4:
+        if not self.situation.changes_members or what in self.seen or min(rounds) < 4:
             return
         if what == "loss" and VICTIM not in self.dead:
             self.kill(VICTIM)
