@@ -1,7 +1,8 @@
 """A cluster in one process: production peers, with journals on disks in memory, joined by queues: no socket, no clock.
 
-Who does something next is drawn (`Rounds.draw`, `Pairs.sample`), or everybody takes turns (`turn`). A class for a test
-says what its peers are made of (`make`) and when they save (`after`). Time is what the class makes of it.
+The next to do something is drawn (`Rounds.draw`), or all take turns (`turn`), in pairs in an order that is drawn. A
+class for a test says what its peers are made of (`make`), when they save (`after`) and how time passes (`now`). Peers
+on a virtual clock, which wait for their disks and for streams that break, are in `tests/stress/faults`.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Cluster(ABC, Generic[P]):
         return recovery
 
     def start(self) -> None:
+        """Start every process."""
         for me in self.disks:
             self.open(me)
 
@@ -118,6 +120,7 @@ class Cluster(ABC, Generic[P]):
         return [pair for pair, queue in self.queues.items() if pair[1] in to and queue and queue[0][2] <= self.now]
 
     def living(self) -> list[int]:
+        """Return the peers that live, in the order in which they were started first."""
         return [me for me in self.peers if me not in self.dead]
 
     def is_due(self, me: int) -> bool:

@@ -2,9 +2,10 @@
 
 What runs is the real thing: participant, session, algorithm, frames, links, chunks, journal and checkpoints
 (`peer.node.durable.DurablePeer`). What is simulated is what surrounds them: streams that are late, slow, cut and broken
-(`streams`), disks that fill up, tear and forget (`disk`), clocks that jump, processes that die in the middle of a write
-(`process`, `world`), and a model of a few dozen numbers (`training`). A seed decides what is run (`scenario`) and what
-goes wrong (`plan`); `invariants` are checked after every round. `tests.stress.chaos` runs many seeds.
+(`streams`), disks that fill up, tear and forget (`tests.state.failing_disk`), clocks that jump, processes that die in
+the middle of a write (`process`, `world`), and a model of a few dozen numbers (`training`). A seed decides what is run
+(`scenario`) and what goes wrong (`plan`); `invariants` are checked after every round. `tests.stress.chaos` runs many
+seeds.
 """
 
 from __future__ import annotations
