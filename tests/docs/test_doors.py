@@ -1,4 +1,5 @@
-"""The table of doors in the study of attacks has every call and topic, and names tests that exist."""
+"""The table of doors in the study of attacks has every call and topic; it and the tables of SECURITY.md name tests that
+exist."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from peer.proto.sottovoce.v1 import control_pb2, exchange_pb2, relay_pb2
 
 TESTS = Path(__file__).parent.parent
 STUDY = (TESTS.parent / "docs/studies/attacks.md").read_text(encoding="utf-8")
+SECURITY = (TESTS.parent / "SECURITY.md").read_text(encoding="utf-8")
+DEFENCES = [row for row in SECURITY.splitlines() if re.fullmatch(r"\| (?!attack |---).* \| .* \| .* \|", row)]
 ROWS = [row for row in STUDY.partition("\n## Doors\n")[2].splitlines() if row.startswith("| ")][2:]
 DOORS = "\n".join(row.split(" | ")[0] for row in ROWS)
 
@@ -29,10 +32,10 @@ CALLS = [
 TOPICS = [value for name, value in vars(notes).items() if name.isupper() and isinstance(value, str)]
 
 
-def _named_tests() -> list[tuple[str, str]]:
-    """Return (file, test or "") of all that the table names; a name without a file is of the file before it."""
+def _named_tests(rows: list[str]) -> list[tuple[str, str]]:
+    """Return (file, test or "") of all that a table names; a name without a file is of the file before it."""
     found, file = [], ""
-    for row in ROWS:
+    for row in rows:
         for named in re.findall(r"`([^`]+)`", row.split(" | ")[-1]):
             own, _, test = named.partition("::")
             file = own or file
@@ -51,11 +54,20 @@ def test_topics_are_those_that_the_protocol_lists() -> None:
     assert {*TOPICS, LOST, PROGRESS, TOLD, REVOKED_TOPIC} == {*listed}
 
 
-def test_every_row_names_tests_that_exist() -> None:
-    assert all("`" in row.split(" | ")[-1] for row in ROWS)
+@pytest.mark.parametrize("rows", [ROWS, DEFENCES], ids=["doors", "defences"])
+def test_every_row_names_tests_that_exist(rows: list[str]) -> None:
+    assert len(rows) > 30
+    assert all("`" in row.split(" | ")[-1] for row in rows)
     missing = [
         f"{file}::{test}"
-        for file, test in _named_tests()
+        for file, test in _named_tests(rows)
         if not (TESTS / file).is_file() or (test and f"def {test}(" not in (TESTS / file).read_text(encoding="utf-8"))
     ]
     assert not missing
+
+
+def test_defences_in_sentences_name_tests_that_exist() -> None:
+    sentences = "\n".join(line for line in SECURITY.splitlines() if not line.startswith("|"))
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", sentences)
+    assert len(named) > 8
+    assert not [each for each in named if f"def {each[1]}(" not in (TESTS / each[0]).read_text(encoding="utf-8")]

@@ -6,6 +6,9 @@ import asyncio
 
 import pytest
 
+from peer.errors import RemoteError
+from peer.net import control
+from peer.net.neighbor import Neighbor
 from peer.net.outbox import REVOKED_TOPIC
 from peer.net.rpc import Channel, StreamLost
 from peer.net.security.certificates import Role
@@ -34,6 +37,35 @@ def test_a_member_that_calls_without_end_is_told_to_wait_and_an_operator_is_serv
                 await boss.call(CONTROL_SERVICE, "Status", b"", timeout_s=20)
             await ben.close()
             await boss.close()
+
+    asyncio.run(story())
+
+
+def test_a_probe_dials_what_the_own_list_says_and_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, asked = control.call_control, []
+
+    async def dial(address: str, *_: object, **__: object) -> dict[str, object]:
+        asked.append(address)
+        return {}
+
+    monkeypatch.setattr(control, "call_control", dial)
+
+    async def story() -> None:
+        listener = build(0, Mind(), [passive(1), Neighbor(2, NAMES[2], "10.0.0.9:7700", dial=False)])
+        async with running(listener):
+
+            async def probe(**arguments: object) -> dict[str, object]:
+                ours, there = credentials("ben"), f"127.0.0.1:{listener.port}"
+                return await ask(there, "probe", arguments, name=NAMES[0], security=ours, timeout_s=20)
+
+            for index in (1, 7, "10.0.0.1:22", None):
+                await probe(index=index, address="10.0.0.1:22")
+            assert asked == []
+            for _ in range(10):
+                assert (await probe(index=2, address="10.0.0.1:22"))["reached"] is True
+            with pytest.raises(RemoteError, match="too many probes"):
+                await probe(index=2)
+            assert asked == ["10.0.0.9:7700"] * 10
 
     asyncio.run(story())
 
