@@ -6,9 +6,12 @@ on a page that shows the Markdown alone. The navigation is that of docs/index.md
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
+from html import escape
 from pathlib import Path
-from posixpath import dirname, join, normpath
+from posixpath import dirname, join, normpath, relpath
 
 from sphinx.application import Sphinx
 
@@ -38,11 +41,19 @@ _START = """<!doctype html><meta charset="utf-8"><title>Sottovoce</title>
 <meta http-equiv="refresh" content="0; url=docs/index.html"><a href="docs/index.html">Documentation</a>
 """
 
+_MOVED = tomllib.loads((Path(__file__).parent / "moved.toml").read_text(encoding="utf-8"))
+_LEAD = "<script>var to = {moved}[location.hash.slice(1)]{otherwise}; if (to) location.replace(to)</script>"
+_STUB = """<!doctype html><meta charset="utf-8"><title>Moved</title>{lead}
+<noscript><meta http-equiv="refresh" content="0; url={to}"></noscript><a href="{to}">{to}</a>
+"""
+
 
 def setup(app: Sphinx) -> None:
     """Have Sphinx call what is below."""
     app.connect("source-read", _add_contents)
+    app.connect("html-page-context", _lead_on)
     app.connect("build-finished", _write_start)
+    app.connect("build-finished", _write_stubs)
 
 
 def _add_contents(app: Sphinx, page: str, source: list[str]) -> None:
@@ -61,3 +72,31 @@ def _write_start(app: Sphinx, error: Exception | None) -> None:
     """Lead from the top of the site to its first page."""
     if error is None and app.builder.format == "html":
         (Path(app.outdir) / "index.html").write_text(_START, encoding="utf-8")
+
+
+def _lead(page: str, otherwise: str = "") -> str:
+    """Return the script that leads from headings that a page had, or from any address of it, to where they are now."""
+    moved = {old.partition("#")[2]: _address(page, new) for old, new in _MOVED.items() if old.startswith(f"{page}#")}
+    return _LEAD.format(moved=json.dumps(moved), otherwise=f" || {json.dumps(otherwise)}" if otherwise else "")
+
+
+def _address(page: str, new: str) -> str:
+    """Return the address of what is at `new`, as seen from `page`; both are files of the repository."""
+    file, mark, heading = new.partition("#")
+    return relpath(file, dirname(page) or ".").removesuffix(".md") + ".html" + mark + heading
+
+
+def _lead_on(app: Sphinx, page: str, template: str, context: dict[str, object], doctree: object) -> None:
+    """Lead from headings that a page no longer has."""
+    if any(old.startswith(f"{page}.md#") for old in _MOVED):
+        context["metatags"] = f"{context.get('metatags', '')}{_lead(f'{page}.md')}"
+
+
+def _write_stubs(app: Sphinx, error: Exception | None) -> None:
+    """Write a page that leads on wherever there was one."""
+    if error is None and app.builder.format == "html":
+        for old in (old for old in _MOVED if "#" not in old):
+            to = _address(old, _MOVED[old])
+            stub = Path(app.outdir) / f"{old.removesuffix('.md')}.html"
+            stub.parent.mkdir(parents=True, exist_ok=True)
+            stub.write_text(_STUB.format(lead=_lead(old, to), to=escape(to)), encoding="utf-8")

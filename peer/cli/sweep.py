@@ -21,7 +21,7 @@ def sweep() -> None:
     """Simulate a grid of settings on several processors or machines.
 
     A TOML file describes a sweep: options that all runs share, contenders, axes with their values, and seeds. Each
-    combination is a cell. docs/sweeps.md explains the keys.
+    combination is a cell. docs/links.md explains the keys.
 
     \b
     Examples:

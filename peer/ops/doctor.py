@@ -247,7 +247,7 @@ async def _full_packets(name: str, address: str) -> Finding | None:
     if await _ends_connection(address, b"\0" * FULL_PACKETS_BYTES) or not await _ends_connection(address, b"\0" * 16):
         return None
     sentence = f"small packets reach {address}, but full ones get lost on the way"
-    advice = "on both devices, lower the MTU of the interface that leads there, for a start to 1280 (docs/vpn.md)"
+    advice = "on both devices, lower the MTU of the interface that leads there, first to 1280 (docs/several-devices.md)"
     return Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
 
 

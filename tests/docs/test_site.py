@@ -32,6 +32,11 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert "url=docs/index.html" in (tmp_path / "index.html").read_text()
     for page in PAGES:
         assert (tmp_path / page.relative_to(ROOT)).with_suffix(".html").exists()
+    # What moved leads on, from pages that are gone and from headings of pages that are there.
+    gone = (tmp_path / "docs" / "tutorials" / "first-run.html").read_text()
+    assert 'url=../running.html"' in gone
+    assert '"use-the-model": "../running.html#use-the-model"' in gone
+    assert '"before-010": "upgrading.html#from-01"' in (tmp_path / "docs" / "upgrading.html").read_text()
     # The lists of the index are the navigation of every page.
     navigation = (tmp_path / "docs" / "glossary.html").read_text()
     assert {"Tutorials", "How-to guides", "Concepts", "Reference", "Studies"} <= set(

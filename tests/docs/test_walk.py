@@ -17,6 +17,15 @@ import sys
 print(f"hello {sys.argv[1]}, {40 + 2} times")
 ```
 
+Then, in `greet.py`:
+
+```diff
+ import sys
++
+-print(f"hello {sys.argv[1]}, {40 + 2} times")
++print(f"hello {sys.argv[1]}, {40 + 3} times")
+```
+
 ```sh
 python greet.py you
 x=kept
@@ -47,7 +56,7 @@ def page(folder: Path, text: str) -> Path:
 
 def test_files_commands_and_outputs_of_a_good_page(tmp_path: Path) -> None:
     printed = walk(page(tmp_path, PAGE), tmp_path, replace={"greet.py you": "greet.py you"})
-    assert "hello you, 42 times" in printed
+    assert "hello you, 43 times" in printed
     assert "kept and kept" in printed
 
 
@@ -57,12 +66,14 @@ def test_files_commands_and_outputs_of_a_good_page(tmp_path: Path) -> None:
         ("hello you, 17", "hello me, 17", "shows 'hello me, 17 times'"),
         ("kept … kept", "hello you", "shows 'hello you', which is not in the rest"),
         ("x=kept", "false", "exit code 1 after"),
-        ("Save this as `greet.py`:", "Save this:", "exit code 2 after"),
+        ("Save this as `greet.py`:", "Save this:", r"No such file or directory: .*greet\.py"),
+        ("-print(f", "-print(F", "these lines are not in the file"),
+        ("python greet.py", "python great.py", "exit code 2 after"),
     ],
 )
 def test_a_wrong_page_fails(ours: str, theirs: str, said: str, tmp_path: Path) -> None:
     assert ours in PAGE
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises((AssertionError, FileNotFoundError), match=said):
         walk(page(tmp_path, PAGE.replace(ours, theirs)), tmp_path)
 
 

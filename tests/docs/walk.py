@@ -2,6 +2,7 @@
 
 - A block of `sh` is run. What is for other machines stands in blocks of `console`, which are not.
 - A block of `python` or `toml` is a file if the text before it ends with its name: "Save this as `train.py`:".
+- A block of `diff` changes such a file, if the text before it ends with its name.
 - A block of `text` is what the commands before it print: each line occurs, in this order. Numbers may differ, and three
   dots stand for anything.
 """
@@ -42,16 +43,26 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(match[1], match[2], file[1] if file else None)
 
 
+def patched(text: str, diff: str) -> str:
+    """Return a text with the lines of a diff. Those of each part, of which "@@" separates the next, are in it once."""
+    for part in diff.split("@@\n"):
+        before, after = ("".join(f"{line[1:]}\n" for line in part.splitlines() if line[:1] != sign) for sign in "+-")
+        assert text.count(before) == 1, f"these lines are not in the file:\n{before}"
+        text = text.replace(before, after)
+    return text
+
+
 def walk(page: Path, folder: Path, *, replace: Mapping[str, str] | None = None, timeout_s: float = 250.0) -> str:
     """Return all that the commands of a page print, once each of them has succeeded in `folder`.
 
     `replace` names words that this machine needs others for, such as a number of rounds.
     """
-    found = [block for block in blocks(page) if block.language in ("sh", "python", "toml", "text")]
+    found = [block for block in blocks(page) if block.language in ("sh", "python", "toml", "text", "diff")]
     script = "set -euo pipefail\n"
     for block in found:
         if block.file:
-            (folder / block.file).write_text(block.text)
+            file = folder / block.file
+            file.write_text(patched(file.read_text(), block.text) if block.language == "diff" else block.text)
         elif block.language == "sh":
             commands = block.text
             for ours, theirs in (replace or {}).items():
@@ -99,14 +110,11 @@ def _run(script: str, folder: Path, timeout_s: float) -> str:
 
 
 def _compare(page: Path, found: list[Block], printed: list[str]) -> None:
-    runs = -1
+    outputs, rest = iter(printed), ""
     for block in found:
-        if block.file:
-            continue
         if block.language == "sh":
-            runs += 1
+            rest = next(outputs)
         elif block.language == "text":
-            rest = printed[runs]
             for line in filter(str.strip, block.text.splitlines()):
                 match = re.search(_pattern(line), rest)
                 assert match, f"{page.name} shows {line.strip()!r}, which is not in the rest of the output:\n{rest}"

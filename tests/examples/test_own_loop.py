@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.cli.runner import sotto
-from tests.docs.walk import ROOT, blocks, walk
+from tests.docs.walk import ROOT, blocks, patched, walk
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 
@@ -60,11 +60,9 @@ def test_the_page_changes_three_lines_of_the_script_to_average_gradients(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (script,) = (block.text for block in blocks(PAGE) if block.file == "train.py")
-    (diff,) = (block.text for block in blocks(PAGE) if block.language == "diff")
+    (diff,) = (block.text for block in blocks(PAGE) if block.language == "diff" and "average_gradients" in block.text)
     plain = "".join(f"{line.removesuffix('  # new')}\n" for line in script.splitlines())
-    before, after = ("".join(f"{line[1:]}\n" for line in diff.splitlines() if line[0] != sign) for sign in "+-")
-    assert plain.count(before) == 1
-    (tmp_path / "train.py").write_text(plain.replace(before, after))
+    (tmp_path / "train.py").write_text(patched(plain, diff))
     command = (
         "simulate",
         "train.py",

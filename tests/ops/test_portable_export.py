@@ -22,7 +22,7 @@ from peer.train.int8_file import quantized
 from peer.train.tasks import resolve_task
 from tests.cli.runner import sotto
 
-GUIDE = Path(__file__).parents[2] / "docs" / "data-and-models.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "own-task.md"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The budget of memory: bytes a parameter, by algorithm, as docs/sizing.md has them."""
+"""The budget of memory: bytes a parameter, by algorithm, as docs/planning.md has them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ takes 4."""
 def budget() -> dict[str, tuple[float, float]]:
     """Return algorithm → what the table says that a peer holds, and for how much more a round has room."""
     rows = re.findall(
-        r"^\| `([a-z-]+)` \| ([\d.]+) \| ([\d.]+) \|", (ROOT / "docs/sizing.md").read_text(), re.MULTILINE
+        r"^\| `([a-z-]+)` \| ([\d.]+) \| ([\d.]+) \|", (ROOT / "docs/planning.md").read_text(), re.MULTILINE
     )
     return {name: (float(held), float(more)) for name, held, more in rows}
 

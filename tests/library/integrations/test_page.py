@@ -1,4 +1,4 @@
-"""The scripts of docs/adapters.md run as they stand there."""
+"""The scripts of docs/own-loop.md for frameworks run as they stand there."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import sottovoce
 
+from tests.docs.walk import patched
 from tests.library.integrations.kits import PEERS, ROUNDS
 from tests.library.scripts import write_kits
 
-PAGE = Path(__file__).parents[3] / "docs" / "adapters.md"
+PAGE = Path(__file__).parents[3] / "docs" / "own-loop.md"
 NEEDED = {
     "Hugging Face `Trainer`": "transformers",
     "PEFT: exchange adapters only": "peft",
@@ -26,11 +27,13 @@ NEEDED = {
 
 def scripts() -> dict[str, str]:
     """Return the scripts of the page by the titles of their sections."""
-    found = {}
-    for section in re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]:
-        code = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    found, last = {}, ""
+    for section in re.split(r"^### ", PAGE.read_text().partition("\n## With a framework\n")[2], flags=re.MULTILINE)[1:]:
+        code = re.findall(r"^```(python|diff)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
         if code:
-            (found[section.partition("\n")[0]],) = code
+            # What changes a script is said of the one before it.
+            ((kind, text),) = code
+            found[section.partition("\n")[0]] = last = patched(last, text) if kind == "diff" else text
     return found
 
 
