@@ -14,7 +14,10 @@ DOCS = ROOT / "docs"
 NEEDS_ROOT = {"planning", "links"}
 # From a checkout: the attacks are part of the tests. `PYTHONPATH` leads there.
 PAGES = ["running", "several-devices", "planning", "links", "tutorials/a-hostile-member"]
-ELSEWHERE = {"own-loop": "tests/examples/test_own_loop.py"}
+ELSEWHERE = {
+    "own-loop": "tests/examples/test_own_loop.py",
+    "tutorials/language-model": "tests/examples/test_language_model.py",
+}
 
 # Shorter runs than those of a reader: they only have to last until a command of the page has found them.
 SHORTER = {"running": {"--rounds 1000": "--rounds 400"}}
