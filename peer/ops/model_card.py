@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer import __version__
-from peer.config.options import Config
+from peer.config.options import OWN_LOOP, Config
 from peer.records import ACCURACY, Criterion
 from peer.run.plan import algorithm_spec, build_compressor, describe_compressor
 from peer.state.metrics import Summary
+
+_OF_TASKS = {"local step", "learning rate", "momentum", "precision", "data"}
+"""Settings of which a training script's configuration says nothing: the script decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,6 @@ def _settings(config: Config, facts: CardFacts) -> list[tuple[str, str]]:
     if training.weight_decay:
         momentum += f", weight decay {training.weight_decay:g}"
     graph = config.graph.kind if isinstance(config.graph.kind, str) else ", ".join(config.graph.kind)
-    steps = f"{training.batch_size} samples, {training.local_steps} per round"
     rate = f"{training.learning_rate:g}, {training.schedule}, {training.warmup_rounds} rounds of warm-up"
     rows = [
         ("task", f"{training.task}" + (f" ({options})" if options else "")),
@@ -66,7 +68,7 @@ def _settings(config: Config, facts: CardFacts) -> list[tuple[str, str]]:
         ("rounds", f"{config.run.rounds}" if facts.round is None else f"{facts.round} of {config.run.rounds}"),
         ("algorithm", config.algorithm.name),
         ("messages", describe_compressor(build_compressor(config)) if algorithm_spec(config).compresses else "float32"),
-        ("local step", steps),
+        ("local step", f"{training.batch_size} samples, {training.local_steps} per round"),
         ("learning rate", rate),
         ("momentum", momentum),
         ("precision", facts.summary.precision if facts.summary is not None else training.precision),
@@ -84,7 +86,7 @@ def _settings(config: Config, facts: CardFacts) -> list[tuple[str, str]]:
         rows.append(("parameters", f"{facts.summary.parameters:,}"))
         machine = facts.summary.machine
         rows += [(name, machine[name]) for name in ("torch", "processor") if name in machine]
-    return rows
+    return [row for row in rows if training.task != OWN_LOOP or row[0] not in _OF_TASKS]
 
 
 def _partition(config: Config) -> str:
@@ -140,7 +142,7 @@ def _files(files: Sequence[Path], facts: CardFacts) -> str:
     else:
         load = f"model = make_model()\nmodel.load_state_dict(load_file({_quoted(first)}))"
         text = [
-            f"`{first.name}` holds the state_dict of the task's model. To load it, for example to train it further:",
+            f"`{first.name}` holds the state_dict of the model. To load it, for example to train it further:",
             f"```python\nfrom safetensors.torch import load_file\n\n{load}\n```",
         ]
     for file in others:

@@ -16,7 +16,8 @@ import torch
 from onnx import numpy_helper
 from safetensors.torch import load_file
 
-from peer.config.options import load
+from peer.config.options import Config, load
+from peer.ops.model_card import CardFacts, model_card
 from peer.simulate import run as simulator
 from peer.train.int8_file import quantized
 from peer.train.tasks import resolve_task
@@ -135,6 +136,19 @@ def test_no_file_names_a_folder_of_this_machine_or_quotes_code(exported: Path) -
     with zipfile.ZipFile(exported / "digits.pt2") as archive:
         for member in archive.namelist():
             assert folder not in archive.read(member), member
+
+
+def test_the_card_of_a_script_says_nothing_of_its_steps_and_data() -> None:
+    """The section `training` says nothing of them, whatever stands there."""
+    facts = CardFacts(description="the averaged model of the run", round=None, num_peers=3)
+    card, script = (
+        model_card(Config.model_validate({"training": {"task": task}}), facts, [Path("m.safetensors")])
+        for task in ("digits", "loop")
+    )
+    rows = {line for line in card.splitlines() if line.startswith("| ")} - {*script.splitlines()}
+    of_tasks = {"task", "local step", "learning rate", "momentum", "precision", "data"}
+    assert {row.split(" | ")[0].removeprefix("| ") for row in rows} == of_tasks
+    assert "| task | loop |" in script
 
 
 def test_the_lines_of_the_card_load_the_model(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
