@@ -190,8 +190,9 @@ static void multiply(const Work *w, int rows, int results, int terms, Finish *fi
     }
 }
 
-void eb_attention_mix(const AttentionHeads *a, float factor, const uint8_t *hidden, float value_scale, float inverse,
-                      int32_t zero, int8_t *codes, float *extremes)
+void eb_attention_mix(const AttentionHeads *a, float factor, const uint8_t *hidden, uint64_t mask_of_sample,
+                      uint64_t rows_of_mask, float value_scale, float inverse, int32_t zero, int8_t *codes,
+                      float *extremes)
 {
     const int n = a->n, width = a->width;
     const size_t d = row_stride(a);
@@ -201,12 +202,12 @@ void eb_attention_mix(const AttentionHeads *a, float factor, const uint8_t *hidd
     Finish mixed = {.stride = d, .factor = value_scale, .inverse = inverse, .zero = zero, .ends = no_extremes()};
     for (int i = 0; i < heads_of(a); i++) {
         const Head head = head_at(a, i);
-        const uint8_t *none = hidden == NULL ? NULL : hidden + (size_t)head.sample * (size_t)n;
+        const uint8_t *none = hidden == NULL ? NULL : hidden + (size_t)head.sample * mask_of_sample;
         int8_t *const probabilities = a->probabilities + head.in_squares;
         copy(&w, a->query + head.in_rows, d, n, width, 128);
         pack(&w, w.kernels.pack_rows, a->key + head.in_rows, d, n, width, 1);
         multiply(&w, n, n, width, &scores);
-        eb_softmax(w.scores, (uint64_t)n, (uint64_t)n, factor, none, (uint64_t)n, probabilities,
+        eb_softmax(w.scores, (uint64_t)n, (uint64_t)n, factor, none, rows_of_mask, probabilities,
                    a->weights + head.in_weights);
         copy(&w, probabilities, (size_t)n, n, n, 0);
         pack(&w, w.kernels.pack_columns, a->value + head.in_rows, d, width, n, 0);

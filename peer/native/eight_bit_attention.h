@@ -18,11 +18,13 @@ typedef struct {
 
 uint64_t eb_attention_room(int n, int width);
 
-/* Writes the softmax of factor * query . key as eb_softmax does, where `hidden` is [batch, n] or NULL; codes
-   [batch, n, heads * width] of probabilities . values as eb_quantize does, unless `codes` is NULL; and the extremes of
-   what these stand for. */
-void eb_attention_mix(const AttentionHeads *a, float factor, const uint8_t *hidden, float value_scale, float inverse,
-                      int32_t zero, int8_t *codes, float *extremes);
+/* Writes the softmax of factor * query . key as eb_softmax does; codes [batch, n, heads * width] of probabilities .
+   values as eb_quantize does, unless `codes` is NULL; and the extremes of what these stand for. The mask `hidden`, or
+   NULL, has a row for each `rows_of_mask` positions of a sample, and that of the next sample lies `mask_of_sample`
+   numbers further. */
+void eb_attention_mix(const AttentionHeads *a, float factor, const uint8_t *hidden, uint64_t mask_of_sample,
+                      uint64_t rows_of_mask, float value_scale, float inverse, int32_t zero, int8_t *codes,
+                      float *extremes);
 
 /* What follows goes back, from gradients in bfloat16 whose codes are drawn as by eb_quantize_gradient: head by head,
    number i of [batch, heads, n, width] or of [batch, heads, n, n] takes draw i. What is written is bfloat16, and its

@@ -38,7 +38,8 @@ class Operands:
     """Each int8[b, n, d] around zero, of which a head is d / h columns."""
     heads: int
     hidden: torch.Tensor | None
-    """Mask of the positions that get probability 0, bool[b, n], if any do."""
+    """Mask of the positions that get probability 0, if any do: bool[b or 1, n or 1, n], 1 where it is the same for all
+    samples or all queries."""
 
     @property
     def shape(self) -> Shape:
@@ -96,7 +97,7 @@ def gradient_of_value(gradient: Gradient, kept: Attended, keys: Keys) -> Gradien
             _heads(native, kept), pointer(gradient.data, "uint16_t *"), *keys, pointer(out, "uint16_t *")
         )
         return Gradient(out, largest)
-    by_head = _split(gradient.data, kept.shape)
+    by_head = split(gradient.data, kept.shape)
     weighted, largest = row_kernels.scale_rows(by_head.view(-1, by_head.shape[3]), kept.weights)
     codes, scale = kernels.quantize_gradient(weighted, largest, keys)
     return _finished(_product(kept.probabilities.transpose(2, 3), codes.view(by_head.shape)), scale)
@@ -116,8 +117,8 @@ def gradient_of_scores(gradient: Gradient, kept: Attended, keys: Keys) -> Gradie
             pointer(out, "uint16_t *"),
         )  # fmt: skip
         return Gradient(out, largest)
-    codes, scale = kernels.quantize_gradient(_split(gradient.data, kept.shape), gradient.largest, keys)
-    scores = _product(codes, _split(value.data, kept.shape).transpose(2, 3), "scores")
+    codes, scale = kernels.quantize_gradient(split(gradient.data, kept.shape), gradient.largest, keys)
+    scores = _product(codes, split(value.data, kept.shape).transpose(2, 3), "scores")
     return Gradient(*row_kernels.softmax_backward(scores, scale * value.scale, probabilities, weights))
 
 
@@ -138,8 +139,8 @@ def gradients_of_query_and_key(of_scores: Gradient, kept: Attended, keys: Keys) 
         return Gradient(of_query, largest[0]), Gradient(of_key, largest[1])
     codes, _ = kernels.quantize_gradient(of_scores.data, of_scores.largest, keys)
     return (
-        _finished(_product(codes, _split(key.data, kept.shape)), scale * key.scale),
-        _finished(_product(codes.transpose(2, 3), _split(query.data, kept.shape)), scale * query.scale),
+        _finished(_product(codes, split(key.data, kept.shape)), scale * key.scale),
+        _finished(_product(codes.transpose(2, 3), split(query.data, kept.shape)), scale * query.scale),
     )
 
 
@@ -156,9 +157,10 @@ def _mix_natively(
     probabilities, weights = torch.empty((b, h, n, n), dtype=torch.int8), torch.empty(b * h * n)
     kept = Attended(x.query, x.key, x.value, probabilities, weights)
     ends = ffi.new("float[2]")
+    masks, rows = (1, 1) if x.hidden is None else x.hidden.shape[:2]
     native.eb_attention_mix(
-        _heads(native, kept), x.factor, pointer(x.hidden, "uint8_t *"), x.value.scale, grid.inverse, grid.zero_point,
-        pointer(codes, "int8_t *"), ends,
+        _heads(native, kept), x.factor, pointer(x.hidden, "uint8_t *"), rows * n if masks > 1 else 0, n // rows,
+        x.value.scale, grid.inverse, grid.zero_point, pointer(codes, "int8_t *"), ends,
     )  # fmt: skip
     return (ends[0], ends[1]), kept
 
@@ -166,11 +168,11 @@ def _mix_natively(
 def _mixed(x: Operands) -> tuple[torch.Tensor, Attended]:
     """Return the mixed values in float32[b, n, d], and the tensors to keep."""
     b, h, n, _ = x.shape
-    scores = _product(_split(x.query.data, x.shape), _split(x.key.data, x.shape).transpose(2, 3), "scores")
+    scores = _product(split(x.query.data, x.shape), split(x.key.data, x.shape).transpose(2, 3), "scores")
     probabilities, weights = row_kernels.softmax(scores, x.factor, x.hidden)
-    sums = _product(probabilities, _split(x.value.data, x.shape))
+    sums = _product(probabilities, split(x.value.data, x.shape))
     mixed = sums.to(torch.float32).mul_((weights * x.value.scale).view(b, h, n, 1))
-    return _joined(mixed).view(x.query.data.shape), Attended(x.query, x.key, x.value, probabilities, weights)
+    return joined(mixed).view(x.query.data.shape), Attended(x.query, x.key, x.value, probabilities, weights)
 
 
 def _heads(native: Kernels, kept: Attended) -> CData:
@@ -187,13 +189,13 @@ def _heads(native: Kernels, kept: Attended) -> CData:
     )  # fmt: skip
 
 
-def _split(x: torch.Tensor, shape: Shape) -> torch.Tensor:
+def split(x: torch.Tensor, shape: Shape) -> torch.Tensor:
     """Return [b, n, d] or [b · n, d] as [b, h, n, d / h], the shape that is given."""
     b, h, n, width = shape
     return x.view(b, n, h, width).transpose(1, 2).contiguous()
 
 
-def _joined(x: torch.Tensor) -> torch.Tensor:
+def joined(x: torch.Tensor) -> torch.Tensor:
     """Return [b, h, n, d / h] as [b · n, d]."""
     b, h, n, width = x.shape
     return x.transpose(1, 2).reshape(b * n, h * width)
@@ -207,4 +209,4 @@ def _product(a: torch.Tensor, b: torch.Tensor, name: str = "accumulator") -> tor
 def _finished(sums: torch.Tensor, factor: float) -> Gradient:
     """Return the gradient sums · factor, bfloat16[b · n, d]."""
     data, largest = kernels.finish_backward(sums, factor, None, 0)
-    return Gradient(_joined(data), largest)
+    return Gradient(joined(data), largest)

@@ -79,26 +79,28 @@ def softmax(accumulator: torch.Tensor, factor: float, hidden: torch.Tensor | Non
     """Return codes of the softmax of accumulator · factor over the last dimension, and the weight of each row:
     probability = code · weight, the code of a row's largest being 127.
 
-    `accumulator: int32[b, h, m, n]`, codes int8 and weights float32[b · h · m]; columns where `hidden: bool[b, n]`, if
-    given, get probability 0.
+    `accumulator: int32[b, h, m, n]`, codes int8 and weights float32[b · h · m]; columns where `hidden`, if given, get
+    probability 0: bool[b or 1, m or 1, n].
     """
     b, h, m, n = accumulator.shape
     if native := native_for(accumulator):
         codes = torch.empty(accumulator.shape, dtype=torch.int8)
         weights = torch.empty(b * h * m)
+        if hidden is not None:
+            hidden = hidden[:, None].expand(b, h, m, n).contiguous()
         native.eb_softmax(
-            pointer(accumulator, "int32_t *"), b * h * m, n, factor, pointer(hidden, "uint8_t *"), h * m,
+            pointer(accumulator, "int32_t *"), b * h * m, n, factor, pointer(hidden, "uint8_t *"), 1,
             pointer(codes, "int8_t *"), pointer(weights, "float *"),
         )  # fmt: skip
         return codes, weights
     shown = accumulator
     if hidden is not None:
-        shown = accumulator.masked_fill(hidden[:, None, None, :], -(2**31))
+        shown = accumulator.masked_fill(hidden[:, None], -(2**31))
     most = shown.amax(dim=-1, keepdim=True)
     below = ((accumulator - most).to(torch.float32) * factor).clamp_(max=0.0)
     codes = cut(torch.round(127.0 * exponential(below)), 0).to(torch.int8)
     if hidden is not None:
-        codes = codes.masked_fill(hidden[:, None, None, :], 0)
+        codes = codes.masked_fill(hidden[:, None], 0)
     sums = codes.sum(dim=-1, dtype=torch.int32).view(-1).to(torch.float32)
     return codes, torch.where(sums > 0, 1.0 / sums, 0.0)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
+from peer.errors import UsageError
 from peer.train.eight_bit import attention_kernels, row_kernels
-from peer.train.eight_bit.attention import Attention
+from peer.train.eight_bit.attention import Attention, scaled_dot_product_attention
 from peer.train.eight_bit.attention_kernels import Attended, Operands
 from peer.train.eight_bit.ranges import Grid, grid_over
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
@@ -37,10 +40,20 @@ def codes(shape: Shape, seed: int) -> Quantized:
 
 def padding(shape: Shape) -> torch.Tensor:
     """Return the last third of each sentence, and all of the first."""
-    hidden = torch.zeros(shape[0], shape[2], dtype=torch.bool)
-    hidden[:, shape[2] - shape[2] // 3 :] = True
+    hidden = torch.zeros(shape[0], 1, shape[2], dtype=torch.bool)
+    hidden[..., shape[2] - shape[2] // 3 :] = True
     hidden[0] = True
     return hidden
+
+
+def later(shape: Shape) -> torch.Tensor:
+    """Return all positions after the own one."""
+    return torch.ones(1, shape[2], shape[2], dtype=torch.bool).triu(1)
+
+
+def drawn(shape: Shape) -> torch.Tensor:
+    """Return other positions for each query of each sample."""
+    return torch.rand(shape[0], shape[2], shape[2], generator=torch.Generator().manual_seed(8)) < 0.5
 
 
 def operands(shape: Shape, hidden: torch.Tensor | None) -> Operands:
@@ -68,9 +81,9 @@ def parts(gradient: Gradient) -> tuple[torch.Tensor, float]:
 
 
 @EACH_SHAPE
-@pytest.mark.parametrize("padded", [False, True])
-def test_what_is_mixed_and_what_is_kept(shape: Shape, padded: bool) -> None:
-    x = operands(shape, padding(shape) if padded else None)
+@pytest.mark.parametrize("mask", [None, padding, later, drawn])
+def test_what_is_mixed_and_what_is_kept(shape: Shape, mask: Callable[[Shape], torch.Tensor] | None) -> None:
+    x = operands(shape, None if mask is None else mask(shape))
 
     def mixed(grid: Grid) -> tuple[Any, ...]:
         found, ends, kept = attention_kernels.mix(x, grid)
@@ -107,7 +120,7 @@ def test_a_step_of_attention(shape: Shape) -> None:
         attention = Attention(h * width, h)
         results: list[Any] = []
         for _ in range(2):
-            tape = Tape(recording=True, training=True, seed=5, padding=padding(shape))
+            tape = Tape(recording=True, training=True, seed=5, padding=padding(shape)[:, 0])
             mixed, kept = attention.mix(codes(shape, 9), tape)
             back = attention.mix_back(gradient(shape), kept, tape)
             results += [mixed.data, mixed.scale, mixed.zero_point, *map(parts, back)]
@@ -147,3 +160,50 @@ def test_gradients_that_are_no_numbers_are_noticed() -> None:
 def test_products_that_might_overflow_are_refused() -> None:
     with pytest.raises(ValueError, match="may overflow"):
         attention_kernels.measure(operands((1, 1, 1, 2**17), None))
+
+
+@EACH_SHAPE
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_floats_take_part_with_the_same_bits(shape: Shape, is_causal: bool) -> None:
+    def step() -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(3)
+        parts = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+        mixed = scaled_dot_product_attention(*parts, is_causal=is_causal)
+        return mixed.detach(), *torch.autograd.grad(mixed.square().sum(), parts)
+
+    assert_twins_agree(step)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_it_is_attention_up_to_the_rounding(is_causal: bool) -> None:
+    """A step is 1/127 of the largest number. That of the scores' gradient is some twenty times its mean size, so its
+    noise is a few hundredths."""
+    torch.manual_seed(4)
+    exact = [torch.randn(3, 4, 40, 16, requires_grad=True) for _ in range(3)]
+    rounded = [each.detach().clone().requires_grad_() for each in exact]
+    wanted = functional.scaled_dot_product_attention(*exact, is_causal=is_causal)
+    found = scaled_dot_product_attention(*rounded, is_causal=is_causal)
+    towards = torch.randn(wanted.shape)
+    exact_all = (wanted, *torch.autograd.grad(wanted, exact, towards))
+    found_all = (found, *torch.autograd.grad(found, rounded, towards))
+    for one, other in zip(exact_all, found_all, strict=True):
+        assert (one - other).norm() < 0.1 * one.norm()
+
+
+def test_nothing_later_is_seen() -> None:
+    torch.manual_seed(5)
+    parts = [torch.rand(2, 3, 12, 8) - 0.5 for _ in range(3)]
+    for part in parts:
+        part[:, :, 0, 0] = 1.0  # the largest, whatever follows
+    before = scaled_dot_product_attention(*parts, is_causal=True)
+    for part in parts[1:]:
+        part[:, :, 7:] = part[:, :, 7:].flip(3)
+    after = scaled_dot_product_attention(*parts, is_causal=True)
+    assert torch.equal(before[:, :, :7], after[:, :, :7])
+    assert not torch.equal(before[:, :, 7:], after[:, :, 7:])
+
+
+def test_other_shapes_are_refused() -> None:
+    query, key = torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 6, 4)
+    with pytest.raises(UsageError, match=r"one shape .* \[1, 2, 5, 4\], \[1, 2, 6, 4\]"):
+        scaled_dot_product_attention(query, key, key)

@@ -48,8 +48,8 @@ def test_gradients_by_table_and_by_row(shape: tuple[int, int]) -> None:
 def test_softmax_and_its_backward_pass(shape: tuple[int, int, int, int], padded: bool) -> None:
     hidden = None
     if padded:
-        hidden = torch.zeros(shape[0], shape[3], dtype=torch.bool)
-        hidden[:, -2:] = True
+        hidden = torch.zeros(shape[0], 1, shape[3], dtype=torch.bool)
+        hidden[..., -2:] = True
         hidden[0, :] = True  # nothing at all to attend to
     scores = accumulators(shape)
     assert_twins_agree(partial(row_kernels.softmax, scores, 1e-6, hidden))
