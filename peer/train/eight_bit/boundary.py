@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -11,6 +12,9 @@ from peer.train.eight_bit import kernels
 from peer.train.eight_bit.layer import Layer, Sequential
 from peer.train.eight_bit.ranges import RunningRange, grid_over
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+
+TAIL = 4.0
+"""How far the range of data reaches, in root mean squares of the numbers that are not 0."""
 
 
 class Network(Sequential):
@@ -31,17 +35,32 @@ class Network(Sequential):
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return _Boundary.apply(self, x, torch.is_grad_enabled(), *parameters)
 
-    def quantize_input(self, x: torch.Tensor, tape: Tape) -> Quantized:
-        """Return the codes of the network's input."""
+    def quantize_input(self, x: torch.Tensor, tape: Tape, *, is_data: bool) -> Quantized:
+        """Return the codes of the network's input. Of data, which no layer has made, the range reaches no further than
+        `TAIL`: columns of tables have single values far beyond all others, which would take the codes of these."""
         x = x.detach().contiguous()
         if not x.is_floating_point():
             # Token numbers: exact as they are.
             return Quantized(x, 1.0, 0)
-        grid = self.input_range.grid() or grid_over(*kernels.extremes(x))
+        far = _root_mean_square(x) * TAIL if is_data else math.inf
+        grid = self.input_range.grid() or grid_over(*_cut(kernels.extremes(x), far))
         codes, ends = kernels.quantize(x, grid)
         if tape.training:
-            self.input_range.observe_(*ends)
+            self.input_range.observe_(*_cut(ends, far))
         return Quantized(codes, grid.scale, grid.zero_point)
+
+
+def _root_mean_square(x: torch.Tensor) -> float:
+    """Return that of all numbers that are not 0, of which sparse data has few; rounded, so that the order in which a
+    processor adds up does not matter."""
+    count = int(torch.count_nonzero(x))
+    mantissa, exponent = math.frexp(math.sqrt(x.double().square().sum().item() / max(count, 1)))
+    return math.ldexp(round(mantissa, 9), exponent)
+
+
+def _cut(ends: tuple[float, float], far: float) -> tuple[float, float]:
+    """Return the extremes, cut to ±far; those that are no numbers stay."""
+    return max(ends[0], -far), min(ends[1], far)
 
 
 class _Boundary(torch.autograd.Function):
@@ -55,7 +74,8 @@ class _Boundary(torch.autograd.Function):
         tape = Tape(recording, network.training)
         if recording:
             tape.seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
-        result = network.forward_floats(network.quantize_input(x, tape), tape)
+        codes = network.quantize_input(x, tape, is_data=recording and not ctx.needs_input_grad[1])
+        result = network.forward_floats(codes, tape)
         network.last_saved_bytes = tape.saved_bytes() if recording else 0
         ctx.network, ctx.tape, ctx.parameters = network, tape, parameters
         return result

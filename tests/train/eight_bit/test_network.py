@@ -152,3 +152,35 @@ def test_zero_is_always_on_the_grid_and_the_ends_within_half_a_step(low: float, 
     assert -128 <= grid.zero_point <= 127
     assert (-128 - grid.zero_point) * grid.scale <= min(low, 0.0) + grid.scale / 2
     assert (127 - grid.zero_point) * grid.scale >= max(high, 0.0) - grid.scale / 2
+
+
+def input_range(x: torch.Tensor) -> tuple[float, float]:
+    network = model(EIGHT_BIT)
+    assert isinstance(network, Network)
+    network(x)
+    low, high = network.input_range.running_range.tolist()
+    return low, high
+
+
+def test_single_values_of_a_table_do_not_take_the_codes_of_all_others() -> None:
+    table = torch.randn(1000, SIZES[0], generator=torch.Generator().manual_seed(4)).clamp_(-3.0, 3.0)
+    assert input_range(table) == (-3.0, 3.0)
+    table[17, 3], table[400, 5] = 46.0, -60.0
+    low, high = input_range(table)
+    assert -5.0 < low < -3.9
+    assert high == -low
+
+
+@pytest.mark.parametrize("place", ["sparse", "made by a layer", "no number"])
+def test_other_inputs_keep_their_whole_range(place: str) -> None:
+    x = torch.zeros(100, SIZES[0])
+    x[3, 7] = 1.0
+    if place == "sparse":
+        assert input_range(x) == (0.0, 1.0)
+    elif place == "made by a layer":
+        x[3, 8] = 0.01
+        x[4:] = 0.001
+        assert input_range(x.requires_grad_()) == (0.0, 1.0)
+    else:
+        x[3, 7] = math.nan
+        assert all(map(math.isnan, input_range(x)))

@@ -4,6 +4,7 @@ simulation of the same scheme in float64, written here a second time."""
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -246,7 +247,8 @@ class Simulation:
 
     def _grid(self, index: int, x: Array) -> tuple[float, int]:
         """The grid of the range so far, or of this batch if it is the first; the range then takes in the batch."""
-        low, high = min(x.min(), 0.0), max(x.max(), 0.0)
+        far = 4.0 * np.sqrt((x[x != 0] ** 2).mean()) if index == 0 else math.inf
+        low, high = max(min(x.min(), 0.0), -far), min(max(x.max(), 0.0), far)
         known = self.ranges[index] or (low, high)
         self.ranges[index] = (
             min(low, known[0] + 0.01 * (low - known[0])),
