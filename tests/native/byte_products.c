@@ -167,7 +167,7 @@ static void add_attention(int batch, int heads, int n, int width)
     fill_gradient(gradient, size);
     for (size_t i = (size_t)n - 1; i < rows; i += (size_t)n)
         hidden[i] = 1;
-    eb_attention_mix(&all_heads, 1e-5f, hidden, 0.02f, 70.0f, -20, codes, found);
+    eb_attention_mix(&all_heads, 1e-5f, hidden, (uint64_t)n, (uint64_t)n, 0.02f, 70.0f, -20, codes, found);
     add(codes, size);
     add(probabilities, squares);
     add(of_rows, weights * sizeof *of_rows);
