@@ -18,7 +18,7 @@ from peer.train.eight_bit import attention_kernels, kernels
 from peer.train.eight_bit.attention_kernels import Attended, Operands, joined, split
 from peer.train.eight_bit.linear import Linear
 from peer.train.eight_bit.ranges import RunningRange, grid_over, symmetric_grid_over
-from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+from peer.train.eight_bit.tensors import Gradient, Quantized, Tape, draw_seed
 
 
 class Attention(nn.Module):
@@ -65,8 +65,8 @@ def scaled_dot_product_attention(
     """Return softmax(query · keyᵀ / √width) · value, as torch's function of that name, with all products in 8 bits.
 
     All are float[b, heads, n, width], and so is the result. `is_causal`: no position attends to a later one. Each call
-    measures its own ranges, so nothing is kept from batch to batch. The backward pass draws one 64-bit seed from
-    torch's generator. Raises UsageError for other shapes.
+    measures its own ranges, so nothing is kept from batch to batch, and the forward products are computed twice. The
+    backward pass draws one 64-bit seed from torch's generator. Raises UsageError for other shapes.
     """
     if query.dim() != 4 or not query.shape == key.shape == value.shape:
         shapes = ", ".join(str([*part.shape]) for part in (query, key, value))
@@ -85,7 +85,7 @@ class _Attention(torch.autograd.Function):
         grid = grid_over(*attention_kernels.measure(operands))
         codes, _, ctx.kept = attention_kernels.mix(operands, grid)
         if any(ctx.needs_input_grad):
-            ctx.tape = Tape(True, True, int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)))
+            ctx.tape = Tape(recording=True, training=True, seed=draw_seed())
         return split(Quantized(codes, grid.scale, grid.zero_point).dequantize(), operands.shape).to(query.dtype)
 
     @staticmethod

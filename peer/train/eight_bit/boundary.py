@@ -11,7 +11,7 @@ import torch
 from peer.train.eight_bit import kernels
 from peer.train.eight_bit.layer import Layer, Sequential
 from peer.train.eight_bit.ranges import RunningRange, grid_over
-from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+from peer.train.eight_bit.tensors import Gradient, Quantized, Tape, draw_seed
 
 TAIL = 4.0
 """How far the range of data reaches, in root mean squares of the numbers that are not 0."""
@@ -71,9 +71,7 @@ class _Boundary(torch.autograd.Function):
         ctx: Any, network: Network, x: torch.Tensor, recording: bool, *parameters: torch.nn.Parameter
     ) -> torch.Tensor:
         recording = recording and any(ctx.needs_input_grad)
-        tape = Tape(recording, network.training)
-        if recording:
-            tape.seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
+        tape = Tape(recording, network.training, draw_seed() if recording else 0)
         codes = network.quantize_input(x, tape, is_data=recording and not ctx.needs_input_grad[1])
         result = network.forward_floats(codes, tape)
         network.last_saved_bytes = tape.saved_bytes() if recording else 0

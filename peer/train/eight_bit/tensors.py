@@ -69,6 +69,11 @@ def rows_like(rows: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     return rows if data.dim() == 2 else rows.view(*data.shape[:-1], rows.shape[-1])
 
 
+def draw_seed() -> int:
+    """Return 64 bits of torch's generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
+
+
 @dataclass(slots=True)
 class Tape:
     """Values that one forward pass keeps for its backward pass, last in, first out; and the backward pass's

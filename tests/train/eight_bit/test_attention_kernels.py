@@ -176,8 +176,8 @@ def test_floats_take_part_with_the_same_bits(shape: Shape, is_causal: bool) -> N
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_it_is_attention_up_to_the_rounding(is_causal: bool) -> None:
-    """A step is 1/127 of the largest number. That of the scores' gradient is some twenty times its mean size, so its
-    noise is a few hundredths."""
+    """A step is 1/127 of the largest number. That of the scores' gradient is 17 times its root mean square here, so its
+    noise is some hundredths."""
     torch.manual_seed(4)
     exact = [torch.randn(3, 4, 40, 16, requires_grad=True) for _ in range(3)]
     rounded = [each.detach().clone().requires_grad_() for each in exact]
