@@ -86,10 +86,10 @@ def softmax(accumulator: torch.Tensor, factor: float, hidden: torch.Tensor | Non
     if native := native_for(accumulator):
         codes = torch.empty(accumulator.shape, dtype=torch.int8)
         weights = torch.empty(b * h * m)
-        if hidden is not None:
-            hidden = hidden[:, None].expand(b, h, m, n).contiguous()
+        mask = hidden if hidden is None or hidden.shape[1] == 1 else hidden[:, None].expand(b, h, m, n).contiguous()
+        rows = 1 if mask is None else accumulator.numel() // mask.numel()
         native.eb_softmax(
-            pointer(accumulator, "int32_t *"), b * h * m, n, factor, pointer(hidden, "uint8_t *"), 1,
+            pointer(accumulator, "int32_t *"), b * h * m, n, factor, pointer(mask, "uint8_t *"), rows,
             pointer(codes, "int8_t *"), pointer(weights, "float *"),
         )  # fmt: skip
         return codes, weights
