@@ -17,9 +17,6 @@ from peer.records import ACCURACY, Criterion
 from peer.run.plan import algorithm_spec, build_compressor, describe_compressor
 from peer.state.metrics import Summary
 
-_OF_TASKS = {"local step", "learning rate", "momentum", "precision", "data"}
-"""Settings of which a training script's configuration says nothing: the script decides."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
@@ -68,14 +65,16 @@ def _settings(config: Config, facts: CardFacts) -> list[tuple[str, str]]:
         ("rounds", f"{config.run.rounds}" if facts.round is None else f"{facts.round} of {config.run.rounds}"),
         ("algorithm", config.algorithm.name),
         ("messages", describe_compressor(build_compressor(config)) if algorithm_spec(config).compresses else "float32"),
-        ("local step", f"{training.batch_size} samples, {training.local_steps} per round"),
-        ("learning rate", rate),
-        ("momentum", momentum),
-        ("precision", facts.summary.precision if facts.summary is not None else training.precision),
-        ("data", _partition(config)),
-        ("seed", str(config.run.seed)),
-        ("Sottovoce", __version__ if facts.summary is None else facts.summary.version),
     ]
+    if training.task != OWN_LOOP:  # A script decides these, whatever stands in its configuration.
+        rows += [
+            ("local step", f"{training.batch_size} samples, {training.local_steps} per round"),
+            ("learning rate", rate),
+            ("momentum", momentum),
+            ("precision", facts.summary.precision if facts.summary is not None else training.precision),
+            ("data", _partition(config)),
+        ]
+    rows += [("seed", str(config.run.seed)), ("Sottovoce", facts.summary.version if facts.summary else __version__)]
     if training.warm_start is not None:
         rows.append(("started from", Path(training.warm_start).name))
     if training.only:
@@ -86,19 +85,18 @@ def _settings(config: Config, facts: CardFacts) -> list[tuple[str, str]]:
         rows.append(("parameters", f"{facts.summary.parameters:,}"))
         machine = facts.summary.machine
         rows += [(name, machine[name]) for name in ("torch", "processor") if name in machine]
-    return [row for row in rows if training.task != OWN_LOOP or row[0] not in _OF_TASKS]
+    return rows
 
 
 def _partition(config: Config) -> str:
     data = config.data
-    how = {
+    return {
         "skew": f"{100 * data.skew:g} % sorted by label, the rest at random",
         "dirichlet": f"Dirichlet({data.alpha:g}) shares of each class",
         "shards": f"{data.labels_per_peer} labels per peer",
         "iid": "dealt at random",
         "own": "each device's own",
-    }
-    return how[data.partition]
+    }[data.partition]
 
 
 def _figures(facts: CardFacts) -> list[tuple[str, dict[str, str]]]:
