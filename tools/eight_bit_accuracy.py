@@ -62,6 +62,8 @@ def table(file: Path, target: str, steps: int) -> Loop:
     """An MLP on the columns of a table: numbers standardised, categories one-hot, a quarter held out."""
     with file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
+    if not rows or target not in rows[0]:
+        raise SystemExit(f"{file} has no column {target}: name that of the classes with --target")
     columns: list[np.ndarray] = []
     for name in rows[0]:
         texts = [row[name] for row in rows]
@@ -104,9 +106,9 @@ def images(folder: Path, steps: int) -> Loop:
 
     def model(_: str) -> nn.Module:
         layers: list[nn.Module] = []
-        for inputs, outputs, is_last in ((3, 24, 0), (24, 24, 1), (24, 48, 0), (48, 48, 1), (48, 96, 0), (96, 96, 0)):
+        for inputs, outputs, pools in ((3, 24, 0), (24, 24, 1), (24, 48, 0), (48, 48, 1), (48, 96, 0), (96, 96, 0)):
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(8, outputs), nn.ReLU()]
-            layers += [nn.MaxPool2d(2)] if is_last else []
+            layers += [nn.MaxPool2d(2)] if pools else []
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10))
 
     def batches(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -239,15 +241,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network", choices=("table", "images", "text"))
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--table", default="*.csv")
-    parser.add_argument("--target", default="class")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--rows", type=Path, default=Path("eight-bit-accuracy.jsonl"), metavar="FILE")
+    parser.add_argument("--table", default="*.csv", metavar="PATTERN", help="by default the first *.csv")
+    parser.add_argument("--target", default="class", help="by default class")
+    parser.add_argument("--seeds", default="0,1,2", help="by default 0,1,2")
+    parser.add_argument("--steps", type=int, default=0, help="by default those of docs/studies/eight-bit.md")
+    parser.add_argument(
+        "--rows", type=Path, default=Path("eight-bit-accuracy.jsonl"), metavar="FILE", help="where rows are kept"
+    )
     options = parser.parse_args()
     name = options.network
     if name == "table":
-        file = min(options.data.glob(options.table))
+        file = min(options.data.glob(options.table), default=None)
+        if file is None:
+            raise SystemExit(f"{options.data} has no file {options.table}")
         name, loop = file.stem, table(file, options.target, options.steps)
     else:
         loop = images(options.data, options.steps) if name == "images" else text(options.data, options.steps)
