@@ -40,6 +40,12 @@ def test_whom_nobody_but_a_lost_peer_let_in_may_be_refused() -> None:
     assert simulate_divided(665, 100, lies=True).rounds == 100
 
 
+@pytest.mark.slow
+def test_a_run_ends_without_a_device_that_nobody_knew_and_that_lost_its_disk() -> None:
+    """With this seed it comes anew when nobody may be let in any more, and nobody has declared it lost."""
+    assert simulate_divided(249, 100, lies=True).rounds == 100
+
+
 def test_a_minority_that_decided_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the simulator: peers that believe any loss are told apart from those that keep to the rules."""
     monkeypatch.setattr(Quorum, "is_majority", lambda self, peers: True)

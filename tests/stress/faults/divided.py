@@ -478,19 +478,19 @@ class DividedWorld(World):
         self._events += 1
         if self._events % 32 or self.auditor.completed < self.scenario.rounds:
             return False
-        unknown = {me for me in self.processes if me not in self.gone and self._is_unknown(me)}
+        unknown = {me for me in self.processes if self._is_unknown(me)}
         is_over = all(
             (process := self.processes[me]) is not None and not process.participant.session.in_round
             for me in self.processes.keys() - self.observer.lost.keys() - self._waiting - unknown
         )
-        for me in sorted(unknown - self._waiting) if is_over else ():
+        for me in sorted(unknown - self._waiting - self.gone) if is_over else ():
             self.changes["lost its sponsor before anybody heard of it"] += 1
             self.end(me, "waits in vain")
         return is_over
 
     def _is_unknown(self, me: int) -> bool:
         """Whether a device was let in again by a member that was lost before another one heard of it: nobody counts on
-        it, and it waits for its sponsor until its operator starts it anew."""
+        it, and it waits for its sponsor, or has lost its disk as well, until its operator starts it anew."""
         joins = ((each.kind, each.subject) for other in self.present() if other.me != me for each in _changes(other))
         return me >= self.scenario.num_first and (ChangeKind.JOIN, me) not in joins
 
