@@ -146,8 +146,9 @@ class MembershipNews:
         # runs were written by releases that told it nothing.)
         untold = {source} if not known.rules.by_majority or source in told_before else set[int | None]()
         for other in sorted((hears_own if source is None else passes_on_to) - untold):
-            # A peer that has only now become a coming neighbour was told nothing so far.
-            coming = membership.changes if other in passes_on_to - told_before else ()
+            # A peer that has only now become a coming neighbour was told nothing so far; one that only hears of losses
+            # may have had no other way to hear of a change than through the peer that is lost.
+            coming = membership.changes if other not in passes_on_to & told_before else ()
             told = {change, *(each for each in coming if each.effective > t and each.subject != other)}
             if other == source:
                 told.discard(change)
@@ -158,10 +159,11 @@ class MembershipNews:
             in_order = sorted(told, key=lambda each: ((each.kind, each.subject) != own_join, each.order))
             yield from ((other, each) for each in in_order)
         reports = self._own_reports(change.effective if joins else t) if membership.was_ever(known.peer) else []
-        for join in membership.applied_after(t) if reports and known.rules.by_majority else ():
-            if (join.kind, join.subject) == own_join:
-                # Unknown peers are not believed; and not all receivers need have heard that this peer joins.
-                yield from ((other, join) for other in sorted(hears_own - passes_on_to - {join.issuer}))
+        if reports and known.rules.by_majority:
+            # Unknown peers are not believed; and not all receivers need have heard that this peer joins, or of others.
+            changes = [each for each in membership.applied_after(t) if each.kind is not ChangeKind.LOST]
+            for each in sorted(changes, key=lambda each: ((each.kind, each.subject) != own_join, each.order)):
+                yield from ((other, each) for other in sorted(hears_own - passes_on_to - {each.issuer, each.subject}))
         for own in reports:
             membership.add(own)
             yield from ((other, own) for other in sorted(hears_own - {own.subject}))

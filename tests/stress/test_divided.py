@@ -46,6 +46,12 @@ def test_a_run_ends_without_a_device_that_nobody_knew_and_that_lost_its_disk() -
     assert simulate_divided(249, 100, lies=True).rounds == 100
 
 
+@pytest.mark.slow
+def test_members_hear_of_a_loss_and_of_what_the_lost_peer_did_not_pass_on() -> None:
+    """With this seed a member lets a device in, and all its neighbours that could tell the fourth one are lost."""
+    assert simulate_divided(478, 100, lies=True).rounds == 100
+
+
 def test_a_minority_that_decided_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the simulator: peers that believe any loss are told apart from those that keep to the rules."""
     monkeypatch.setattr(Quorum, "is_majority", lambda self, peers: True)
