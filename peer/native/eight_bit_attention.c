@@ -34,7 +34,8 @@ typedef void Pack(const int8_t *from, size_t stride, int results, int terms, int
 
 typedef struct {
     Pack *pack_rows, *pack_columns;
-    /* One of these makes rows of columns: of those that were packed, or of codes as they lie. */
+    /* One of these makes rows of columns: of those that were packed, where tiles read bytes and the other one is slower
+       (else NULL), or of codes as they lie. */
     void (*unpack)(const int8_t *packed, int results, int run, uint8_t flip, uint8_t *rows, size_t stride);
     void (*turn_codes)(const int8_t *from, int rows, int columns, int8_t *to, size_t to_row);
     void (*copy_rows)(const int8_t *from, size_t from_stride, int rows, int width, uint8_t flip, uint8_t *to,
@@ -160,7 +161,7 @@ static void copy(const Work *w, const int8_t *from, size_t stride, int rows, int
 static void turn(const Work *w, const int8_t *from, int n, uint8_t flip)
 {
     const int run = (int)run_of(&w->tiles, n);
-    if (w->kernels.turn_codes != NULL) {
+    if (w->tiles.size > 1 || w->kernels.unpack == NULL) {
         w->kernels.turn_codes(from, n, n, w->turned, (size_t)n);
         copy(w, w->turned, (size_t)n, n, n, flip);
         return;

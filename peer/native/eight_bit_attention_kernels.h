@@ -217,9 +217,8 @@ static const Kernels NAME(kernels) = {
     .pack_columns = NAME(pack_columns),
 #ifdef __AVX512F__
     .unpack = NAME(unpack),
-#else
-    .turn_codes = NAME(turn_codes),
 #endif
+    .turn_codes = NAME(turn_codes),
     .copy_rows = NAME(copy_rows),
     .finish = NAME(finish),
 };

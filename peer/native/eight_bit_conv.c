@@ -402,7 +402,8 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
     const size_t pixels_together = (size_t)together * (size_t)area;
     /* Tiles read rows of a line of the cache each, and up to 63 bytes past the end of a window. Behind the frames lie the
        weights of a tile, where they are widened. */
-    const size_t framed = ((size_t)together * frame + 2 * 64) / 64 * 64, widened = size > 1 ? block * size : 0;
+    const size_t framed = ((size_t)together * frame + 2 * 64) / 64 * 64;
+    const size_t widened = size > 1 ? block * size << (kernels.bytes.kinds - 1) : 0;
     uint8_t *room = malloc(framed + widened + 64);
     size_t *starts = malloc(2 * pixels_together * sizeof *starts);
     if (room == NULL || starts == NULL) {
@@ -435,7 +436,7 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
             const int count = s->results - result < width ? s->results - result : width;
             const int8_t *weights = packed + (size_t)(result / LANES) * block;
             if (size > 1) {
-                kernels.bytes.widen_weights(weights, block / (4 * LANES), wide);
+                kernels.bytes.widen_weights(weights, (block << kind) / (4 * LANES), wide);
                 weights = wide;
             }
             for (size_t pixel = 0; pixel < pixels; pixel += (size_t)most) {
@@ -444,7 +445,7 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
                 for (int p = 0; p < most; p++)
                     windows[p] = frames + starts[pixel + (size_t)(p < there ? p : there - 1)] * size;
                 int32_t *const own = waiting.sums == sums ? sums + MOST_SUMS : sums;
-                kernels.bytes.tile[kind](windows, row_bytes, s->rows, run, weights, block, own);
+                kernels.bytes.tile[kind](windows, row_bytes, s->rows, run, weights, block * size, own);
                 finish_waiting(&kernels, &here, &waiting);
                 waiting = (Waiting){own, width, there, at + pixel, result, count};
             }

@@ -48,51 +48,40 @@ VNNI_TILE(16, 1)
 VNNI_TILE(12, 2)
 VNNI_TILE(6, 4)
 
-/* Without an instruction for bytes: the even and the odd terms as 16 bits each, of which vpmaddwd adds two products in
-   32 bits. vpmaddubsw would take bytes as they are, but cuts the sum of two products to 16 bits. */
-#define MADD_TILE(P, V)                                                                                               \
-    __attribute__((target("avx512f,avx512bw,avx512vl"))) static void madd512_##P##_##V(                               \
+/* Without an instruction for bytes they come as 16 bits, of which vpmaddwd adds two products in 32 bits: nothing but
+   products and sums is left. vpmaddubsw would take bytes as they are, but cuts the sum of two products to 16 bits. */
+#define WIDE_TILE(P, V)                                                                                               \
+    __attribute__((target("avx512f,avx512bw,avx512vl"))) static void wide512_##P##_##V(                               \
         const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights, size_t block,      \
         int32_t *sums)                                                                                                \
     {                                                                                                                 \
         __m512i acc[P][V];                                                                                            \
         _Pragma("GCC unroll 16") for (int p = 0; p < P; p++) _Pragma("GCC unroll 2") for (int v = 0; v < V; v++)      \
             acc[p][v] = (__m512i){};                                                                                  \
-        const __m512i low = _mm512_set1_epi16(255);                                                                   \
         for (int r = 0; r < rows; r++) {                                                                              \
             const size_t row = (size_t)r * row_bytes;                                                                 \
-            for (int k = 0; k < run; k += 4, weights += 4 * LANES) {                                                  \
-                __m512i even[V], odd[V];                                                                              \
+            for (size_t k = 0; k < 2 * (size_t)run; k += 4, weights += 4 * LANES) {                                   \
+                __m512i w[V];                                                                                         \
                 _Pragma("GCC unroll 2") for (int v = 0; v < V; v++)                                                   \
-                {                                                                                                     \
-                    __m512i w;                                                                                        \
-                    memcpy(&w, weights + (size_t)v * block, sizeof w);                                                \
-                    even[v] = _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8);                                          \
-                    odd[v] = _mm512_srai_epi16(w, 8);                                                                 \
-                }                                                                                                     \
+                    memcpy(&w[v], weights + (size_t)v * block, sizeof w[v]);                                          \
                 _Pragma("GCC unroll 16") for (int p = 0; p < P; p++)                                                  \
                 {                                                                                                     \
-                    int32_t four;                                                                                     \
-                    memcpy(&four, windows[p] + row + k, sizeof four);                                                 \
-                    const __m512i x = _mm512_set1_epi32(four);                                                        \
-                    const __m512i x_even = x & low, x_odd = _mm512_srli_epi16(x, 8);                                  \
+                    int32_t two;                                                                                      \
+                    memcpy(&two, windows[p] + row + k, sizeof two);                                                   \
+                    const __m512i x = _mm512_set1_epi32(two);                                                         \
                     _Pragma("GCC unroll 2") for (int v = 0; v < V; v++)                                               \
-                    {                                                                                                 \
-                        acc[p][v] = _mm512_add_epi32(acc[p][v], _mm512_madd_epi16(x_even, even[v]));                  \
-                        acc[p][v] = _mm512_add_epi32(acc[p][v], _mm512_madd_epi16(x_odd, odd[v]));                    \
-                    }                                                                                                 \
+                        acc[p][v] = _mm512_add_epi32(acc[p][v], _mm512_madd_epi16(x, w[v]));                          \
                 }                                                                                                     \
             }                                                                                                         \
         }                                                                                                             \
         memcpy(sums, acc, sizeof acc);                                                                                \
     }
 
-MADD_TILE(16, 1)
-MADD_TILE(10, 2)
+WIDE_TILE(16, 1)
+WIDE_TILE(12, 2)
 
-/* With sixteen registers of 256 bits there are none to widen bytes in: they come as 16 bits, so that nothing but
-   products and sums is left. The instructions for a window are written out, since compilers move its product away from
-   its sum, and keep sums in memory for lack of registers. */
+/* The same with sixteen registers of 256 bits. The instructions for a window are written out, since compilers move its
+   product away from its sum, and keep sums in memory for lack of registers. */
 #define AVX2 __attribute__((target("avx2")))
 AVX2 static void wide_6_1(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
                           size_t block, int32_t *sums)
@@ -163,41 +152,53 @@ AVX2 static void widen_weights(const int8_t *packed, size_t fours, int8_t *to)
 
 #ifdef ARM_BYTES
 /* sdot takes signed bytes: with the highest bit turned over a code is 128 too low, which costs 128 times the sum of the
-   weights. */
+   weights. Sixteen codes of a window are loaded at once, and the instruction takes four of them by number. Weights are
+   loaded where they are needed: compilers would load them all first, and keep sums in memory for lack of registers. */
 #define DOT __attribute__((target("arch=armv8.2-a+dotprod")))
+#define DOT_FOUR(LANE)                                                                                                \
+    __asm__ volatile("" ::: "memory");                                                                                \
+    _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++, weights += 16)                                            \
+    {                                                                                                                 \
+        const int8x16_t w = vld1q_s8(weights);                                                                        \
+        too_low[i] = vdotq_s32(too_low[i], w, highest);                                                               \
+        _Pragma("GCC unroll 4") for (int p = 0; p < P; p++) acc[p][i] = vdotq_laneq_s32(acc[p][i], w, x[p], LANE);    \
+    }
 DOT static void dot_4_1(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
                         size_t block, int32_t *sums)
 {
     enum { P = 4, PARTS = LANES / 4 };
-    int32x4_t acc[P][PARTS], of_weights[PARTS];
-    const int8x16_t ones = vdupq_n_s8(1), highest = vdupq_n_s8(-128);
+    int32x4_t acc[P][PARTS], too_low[PARTS];
+    const int8x16_t highest = vdupq_n_s8(-128);
     (void)block;
-    for (int i = 0; i < PARTS; i++) {
-        of_weights[i] = vdupq_n_s32(0);
-        for (int p = 0; p < P; p++)
-            acc[p][i] = vdupq_n_s32(0);
+    _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)
+    {
+        too_low[i] = vdupq_n_s32(0);
+        _Pragma("GCC unroll 4") for (int p = 0; p < P; p++) acc[p][i] = vdupq_n_s32(0);
     }
     for (int r = 0; r < rows; r++) {
         const size_t row = (size_t)r * row_bytes;
-        for (int k = 0; k < run; k += 4, weights += 4 * LANES) {
-            int8x16_t w[PARTS];
-            _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)
-            {
-                w[i] = vld1q_s8(weights + 16 * i);
-                of_weights[i] = vdotq_s32(of_weights[i], w[i], ones);
-            }
+        int8x16_t x[P];
+        int k = 0;
+        for (; k + 16 <= run; k += 16) {
+            _Pragma("GCC unroll 4") for (int p = 0; p < P; p++) x[p] =
+                veorq_s8(vreinterpretq_s8_u8(vld1q_u8(windows[p] + row + k)), highest);
+            DOT_FOUR(0)
+            DOT_FOUR(1)
+            DOT_FOUR(2)
+            DOT_FOUR(3)
+        }
+        for (; k < run; k += 4) {
             _Pragma("GCC unroll 4") for (int p = 0; p < P; p++)
             {
                 int32_t four;
                 memcpy(&four, windows[p] + row + k, sizeof four);
-                const int8x16_t x = veorq_s8(vreinterpretq_s8_s32(vdupq_n_s32(four)), highest);
-                _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++) acc[p][i] = vdotq_s32(acc[p][i], w[i], x);
+                x[p] = veorq_s8(vreinterpretq_s8_s32(vdupq_n_s32(four)), highest);
             }
+            DOT_FOUR(0)
         }
     }
-    for (int p = 0; p < P; p++)
-        for (int i = 0; i < PARTS; i++)
-            vst1q_s32(sums + p * LANES + 4 * i, vaddq_s32(acc[p][i], vshlq_n_s32(of_weights[i], 7)));
+    _Pragma("GCC unroll 4") for (int p = 0; p < P; p++) _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)
+        vst1q_s32(sums + p * LANES + 4 * i, vsubq_s32(acc[p][i], too_low[i]));
 }
 
 /* Eight terms of two pixels by eight terms of two results, at a time; the last four terms of a run with zeros. */
@@ -269,7 +270,8 @@ static ByteTiles tiles_of_tier(void)
     case TIER_AVX512_VNNI:
         return (ByteTiles){.fast = 1, .kinds = 3, .tile = {vnni_16_1, vnni_12_2, vnni_6_4}, .pixels = {16, 12, 6}};
     case TIER_AVX512:
-        return (ByteTiles){.fast = 1, .kinds = 2, .tile = {madd512_16_1, madd512_10_2}, .pixels = {16, 10}};
+        return (ByteTiles){.fast = 1, .size = 2, .widen_codes = widen_codes, .widen_weights = widen_weights,
+                           .kinds = 2, .tile = {wide512_16_1, wide512_12_2}, .pixels = {16, 12}, .odd_lines = 1};
 #ifdef AVX_VNNI
     case TIER_AVX_VNNI:
         return (ByteTiles){.fast = 1, .kinds = 1, .tile = {half_6_1}, .pixels = {6}};
