@@ -121,7 +121,7 @@ def write_kits(made_in: Path, volumes: list[Path], options: list[str]) -> int:
 
 
 def add_kits(made_in: Path, volumes: list[Path]) -> int:
-    """Give each empty volume a kit, as `sotto init --join` and `sotto sign` make it; return the exit code."""
+    """Give each empty volume a kit, as `sotto init --join` and `sotto admin sign` make it; return the exit code."""
     for volume in volumes:
         if (volume / "peer.toml").exists():
             continue

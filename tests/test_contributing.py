@@ -173,12 +173,12 @@ def digest(config: Path, as_json: bool) -> None:
     {
         "peer/cli/__init__.py": (
             (
-                '        "validate": "validate.validate",\n',
-                '        "validate": "validate.validate",\n        "digest": "digest.digest",\n',
+                '{"validate": "validate"}',
+                '{"validate": "validate", "digest": "digest"}',
             ),
         )
     },
-    ("digest", "--help"),
+    ("lab", "digest", "--help"),
     "Print the digest of what all devices share",
     ("tests/cli/test_documentation.py",),
 )

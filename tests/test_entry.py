@@ -31,7 +31,7 @@ def test_ctrl_c_while_modules_are_imported_prints_no_traceback() -> None:
 
 def test_a_terminal_without_our_characters_shows_others() -> None:
     """As with LANG=de_DE, whose encoding has no arrow and no dash."""
-    command = [sys.executable, "-m", "peer", "list", "graphs"]
+    command = [sys.executable, "-m", "peer", "lab", "list", "graphs"]
     plain, whole = (
         subprocess.run(command, capture_output=True, check=False, env=os.environ | {"PYTHONIOENCODING": encoding})
         for encoding in ("latin-1", "utf-8")

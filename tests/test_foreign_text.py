@@ -47,5 +47,5 @@ def test_a_file_in_another_encoding_is_named_with_what_helps(encoding: str, sent
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         load(tmp_path / "peer.toml", environment={})
     graph = (f"graph.file={tmp_path / 'peer.toml'}", "graph.kind=file")
-    result = sotto("validate", "--peers", "2", *(word for setting in graph for word in ("--set", setting)))
+    result = sotto("lab", "validate", "--peers", "2", *(word for setting in graph for word in ("--set", setting)))
     assert (result.exit_code, sentence in result.stderr) == (2, True)

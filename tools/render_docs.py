@@ -41,17 +41,23 @@ def commands_page() -> str:
 
 def configuration_page() -> str:
     """Return the reference of all options as Markdown."""
-    parts = [_GENERATED, "# Configuration\n", _CONFIGURATION]
+    parts = [_GENERATED, "# Configuration\n", _CONFIGURATION, "## The options that people set\n", _HEAD]
+    parts += [_option(name, key, shown=f"{name}.{key}") for name, keys in _OFTEN.items() for key in keys.split()]
+    parts.append("\nAll others are for special needs. The rest of this page lists every option.\n")
     for name, section in SECTIONS.items():
         title = f"[[{name}]]" if name == "peers" else f"[{name}]"
-        parts.append(f"## `{title}`\n\n{(section.__doc__ or '').strip()}\n")
-        parts.append("| key | what it does | accepts | default |\n| --- | --- | --- | --- |")
-        for key, field in section.model_fields.items():
-            default = "required" if field.is_required() else _code(spell(field.get_default(call_default_factory=True)))
-            cells = (f"`{key}`", schema.sentence(section, key), schema.accepts(section, key), default)
-            parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        parts.append(f"## `{title}`\n\n{(section.__doc__ or '').strip()}\n\n{_HEAD}")
+        parts += [_option(name, key, shown=key) for key in section.model_fields]
         parts.append("")
     return "\n".join(parts)
+
+
+def _option(name: str, key: str, *, shown: str) -> str:
+    section = SECTIONS[name]
+    field = section.model_fields[key]
+    default = "required" if field.is_required() else _code(spell(field.get_default(call_default_factory=True)))
+    cells = (f"`{shown}`", schema.sentence(section, key), schema.accepts(section, key), default)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def api_page() -> str:
@@ -154,9 +160,22 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/api.md": api_page,
 }
 
+_HEAD = "| key | what it does | accepts | default |\n| --- | --- | --- | --- |"
+_OFTEN = {
+    "run": "name rounds seed",
+    "graph": "kind",
+    "algorithm": "name rank",
+    "compressor": "kind fraction value_bits",
+    "training": "task batch_size local_steps learning_rate momentum precision",
+    "data": "directory",
+    "rounds": "late lost_after_s",
+    "limits": "day_mbytes",
+    "peer": "device",
+}
+
 _CONFIGURATION = """\
 One TOML file configures one peer. `sotto init` writes a file that names what differs from the defaults, with
-`--all-keys` one that explains every key, and `sotto validate` checks a file. What a file leaves out is as in the
+`--all-keys` one that explains every key, and `sotto lab validate` checks a file. What a file leaves out is as in the
 release that `defaults` names, also under a later release; without that key, as in the one that reads it.
 
 The sections `run`, `graph`, `algorithm`, `compressor`, `training`, `data`, `rounds` and `evaluation` must be the same

@@ -6,10 +6,10 @@
 Four devices on this machine, each a process with a certificate, train on the digits. They begin with the release before
 this one. While they train,
 
-1. every certificate and key is replaced (`sotto init --join`, `sotto sign`, `sotto reload`),
+1. every certificate and key is replaced (`sotto init --join`, `sotto admin sign`, `sotto admin reload`),
 2. every device is upgraded to this release, one after the other (`sotto stop`, `sotto run`),
 3. one device is killed, and its folder deleted: the others declare it lost by themselves; another device takes its
-   place (`sotto init --join`, `sotto sign`, `sotto run`), or, with --rejoin, the same one with its kit and no state,
+   place (`sotto init --join`, `sotto admin sign`, `sotto run`), or, with --rejoin, the same one without its state,
 4. one device reaches its data cap, slows down, and goes on when its next day begins. Its time zone is set so that its
    midnight comes within the run.
 

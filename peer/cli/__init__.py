@@ -29,66 +29,56 @@ def cli() -> None:
       (copy one folder kits/peer-K to each device)
       sotto run --config peer-0/peer.toml
     \b
-    Check before you start:
-      sotto validate --config peer.toml
-      sotto graph --peers 8 --graph torus
+    Your own script:
+      sotto up train.py --peers 3
 
     Every command has its own --help. Every command also accepts -v (log to stderr; -vv logs more) and --debug (show
     the traceback of an error).
     """
 
 
-cli.add_section(
-    "Before a run",
-    {
-        "init": "init.init",
-        "validate": "validate.validate",
-        "graph": "graph.graph",
-        "list": "listing.list_kinds",
-        "data": "data.data",
-        "profile": "costs.profile",
-        "plan": "plan.plan",
-        "tune": "tune.tune",
-    },
-)
-cli.add_section(
-    "Devices",
-    {
-        "invite": "invite.invite",
-        "join": "invite.join",
-        "doctor": "devices.doctor",
-        "sign": "devices.sign",
-        "revoke": "devices.revoke",
-        "audit": "devices.audit",
-    },
-)
-cli.add_section("Train", {"up": "up.up", "run": "run.run", "simulate": "simulate.simulate"})
-cli.add_section(
-    "During a run",
-    {
-        "watch": "watch.watch",
-        "status": "control.status",
-        "stop": "control.stop",
-        "reload": "control.reload",
-        "leave": "control.leave",
-        "remove": "control.remove",
-        "rollback": "control.rollback",
-        "rejoin": "control.rejoin",
-    },
-)
-cli.add_section(
-    "After a run",
-    {
-        "export": "results.export",
-        "report": "results.report",
-        "compare": "compare.compare",
-        "metrics": "compare.metrics",
-        "track": "track.track",
-        "replay": "results.replay",
-        "version": "version.version",
-    },
-)
-cli.add_section("Links and studies", {"shape": "shape.shape", "study": "study.study", "sweep": "sweep.sweep"})
+@click.group(cls=SottoGroup)
+def lab() -> None:
+    """Choose settings, measure and compare: plans, sweeps, studies on shaped links.
+
+    \b
+    Examples:
+      sotto lab plan --model resnet20 --peers 8 --link 1mbit
+      sotto lab compare runs/a runs/b
+    """
+
+
+@click.group(cls=SottoGroup)
+def admin() -> None:
+    """Certificates, members and state of devices, beyond what a run needs every day.
+
+    \b
+    Examples:
+      sotto admin revoke kits peer-3
+      sotto admin rollback --round 40 --config peer.toml
+    """
+
+
+def _arrange(cli: SottoGroup, lab: SottoGroup, admin: SottoGroup) -> None:
+    cli.add_section("On this machine", {"up": "up", "simulate": "simulate", "data": "data"})
+    devices = {"init": "init", "invite": "invite", "join": "invite", "run": "run", "doctor": "devices"}
+    cli.add_section("Your devices", devices | {"remove": "control"})
+    cli.add_section("During a run", {"watch": "watch", "status": "control", "stop": "control"})
+    cli.add_section("After a run", {"report": "results", "export": "results"})
+    cli.add_section("More", {"version": "version"})
+    settings = {"plan": "plan", "graph": "graph", "list": "listing.list_kinds", "profile": "costs", "tune": "tune"}
+    lab.add_section("Before a run", {"validate": "validate"} | settings)
+    figures = {"compare": "compare", "metrics": "compare", "track": "track", "replay": "results"}
+    lab.add_section("Figures of runs", figures)
+    lab.add_section("Links and studies", {"shape": "shape", "study": "study", "sweep": "sweep"})
+    admin.add_section("Certificates", {"sign": "devices", "revoke": "devices", "audit": "devices"})
+    peers = {"reload": "control", "leave": "control", "rollback": "control", "rejoin": "control"}
+    admin.add_section("Peers", peers)
+    for group in (lab, admin):
+        cli.add_group("More", group)
+
+
+_arrange(cli, lab, admin)
 
 
 def main() -> None:

@@ -65,14 +65,14 @@ class _Commands(MutableMapping[str, click.Command]):
         self._found: dict[str, click.Command | str] = {}
 
     def declare(self, name: str, place: str) -> None:
-        """Say that a command is imported from `place`, a module below this package and a name in it."""
+        """Say that a command is imported from `place`, a module below this package; "module.name" for another name."""
         self._found[name] = place
 
     def __getitem__(self, name: str) -> click.Command:
         found = self._found[name]
         if isinstance(found, str):
             module, _, attribute = found.partition(".")
-            found = self._found[name] = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+            found = self._found[name] = getattr(importlib.import_module(f"{__package__}.{module}"), attribute or name)
         return found
 
     def __setitem__(self, name: str, command: click.Command) -> None:
@@ -102,11 +102,20 @@ class SottoGroup(click.Group):
         self.params.extend(common_options())
         self.sections: dict[str, list[str]] = {}
         """Names of commands under headings, in the order of the help text."""
+        self._moved: dict[str, SottoGroup] = {}
+        """Name of a command that was in this group until 0.2 → the group within this one where it is now."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options of the group, and keep the whole command line for reports."""
-        ctx.meta["peer.arguments"] = tuple(args)
+        ctx.meta.setdefault("peer.arguments", tuple(args))
         return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, also one that has moved, which is said on stderr."""
+        if (group := self._moved.get(cmd_name)) is None:
+            return super().get_command(ctx, cmd_name)
+        click.echo(f"sotto: {cmd_name} is `sotto {group.name} {cmd_name}` now; the old name works until 1.0", err=True)
+        return group.commands[cmd_name]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -121,6 +130,12 @@ class SottoGroup(click.Group):
         for name, place in commands.items():
             self._on_demand.declare(name, place)
         self.sections[heading] = list(commands)
+
+    def add_group(self, heading: str, group: SottoGroup) -> None:
+        """Add a group of commands under a heading. They are still found here, where they were until 0.2."""
+        self.add_command(group)
+        self.sections[heading].append(str(group.name))
+        self._moved |= dict.fromkeys(group.commands, group)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the help text."""

@@ -35,9 +35,9 @@ def compare(directories: tuple[Path, ...], output: Path | None, as_json: bool) -
 
     \b
     Examples:
-      sotto compare runs/digits runs/digits-2
-      sotto compare runs/scsp-* runs/moniqua-* -o comparison.html
-      sotto compare runs/slow runs/fast --json
+      sotto lab compare runs/digits runs/digits-2
+      sotto lab compare runs/scsp-* runs/moniqua-* -o comparison.html
+      sotto lab compare runs/slow runs/fast --json
     """
     from peer.report.comparison import contenders
     from peer.report.run_data import load_run
@@ -109,8 +109,8 @@ def metrics(directories: tuple[Path, ...], output: Path, table: str, as_json: bo
 
     \b
     Examples:
-      sotto metrics runs/digits -o rounds.csv
-      sotto metrics runs/* --table evaluations -o evaluations.parquet
+      sotto lab metrics runs/digits -o rounds.csv
+      sotto lab metrics runs/* --table evaluations -o evaluations.parquet
     """
     from peer.report.metrics_file import write_metrics
     from peer.report.run_data import load_run

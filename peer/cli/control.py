@@ -129,8 +129,8 @@ def reload(config_file: Path | None, as_json: bool) -> int:
 
     \b
     Examples:
-      sotto reload --config peer.toml
-      sotto reload --json
+      sotto admin reload --config peer.toml
+      sotto admin reload --json
     """
     answers = call(config_file, None, False, "reload")
     return _tell(answers, as_json, _changes)
@@ -147,8 +147,8 @@ def leave(config_file: Path | None, as_json: bool) -> int:
 
     \b
     Examples:
-      sotto leave --config peer.toml
-      sotto leave --json
+      sotto admin leave --config peer.toml
+      sotto admin leave --json
     """
     answers = call(config_file, None, False, "leave")
     return _tell(answers, as_json, _leaves)
@@ -202,8 +202,8 @@ def rollback(round_: int, config_file: Path | None, directory: Path | None, as_j
 
     \b
     Examples:
-      sotto rollback --round 40 --config peer.toml
-      sotto rollback --round 40 runs/digits
+      sotto admin rollback --round 40 --config peer.toml
+      sotto admin rollback --round 40 runs/digits
     """
     if directory is not None and config_file is not None:
         raise ConfigError("already addresses all peers; omit --config", key="--run")
@@ -236,7 +236,7 @@ def rejoin(config_file: Path | None, as_json: bool) -> int:
 
     \b
     Examples:
-      sotto rejoin --config peer.toml
+      sotto admin rejoin --config peer.toml
     """
     config, base = load_peer(config_file)
     from peer.daemon.members.rejoining import give_up

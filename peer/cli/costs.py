@@ -36,9 +36,9 @@ def profile(model: str, batch: int, norm: str, size: int | None, as_json: bool) 
 
     \b
     Examples:
-      sotto profile resnet20
-      sotto profile mlp --batch 256
-      sotto profile distilbert --batch 8 --size 64 --json
+      sotto lab profile resnet20
+      sotto lab profile mlp --batch 256
+      sotto lab profile distilbert --batch 8 --size 64 --json
     """
     from peer.ops.profile import Workload
     from peer.ops.profile import profile as measure

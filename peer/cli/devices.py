@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -43,7 +43,7 @@ def sign(
     DIRECTORY is the cluster folder that holds ca.key. The command writes a folder peer-K with everything but the
     private key, which never leaves the device: copy these files beside peer.key. Once started, the new peer joins the
     run, even one in progress; the other devices need no change. A device that is already listed gets a renewed
-    certificate; after it was copied there, `sotto reload` takes it up without a restart.
+    certificate; after it was copied there, `sotto admin reload` takes it up without a restart.
 
     The command shows name, address and thumbprint of the key, and asks before it signs. Compare the thumbprint with
     the one that the device printed. The certificate holds nothing else that the request may name. With --name,
@@ -51,9 +51,9 @@ def sign(
 
     \b
     Examples:
-      sotto sign kits request.pem
-      sotto sign kits request.pem --relay peer-0
-      sotto sign kits request.pem --name garage --address 10.0.0.9:7700 --key 3F:A9:...
+      sotto admin sign kits request.pem
+      sotto admin sign kits request.pem --relay peer-0
+      sotto admin sign kits request.pem --name garage --address 10.0.0.9:7700 --key 3F:A9:...
     """
     from peer.ops import enrollment
 
@@ -165,8 +165,8 @@ def revoke(directory: Path, name: str, keep_newest: bool, as_json: bool) -> int:
 
     \b
     Examples:
-      sotto revoke kits peer-3
-      sotto revoke kits peer-3 --keep-newest
+      sotto admin revoke kits peer-3
+      sotto admin revoke kits peer-3 --keep-newest
     """
     from peer.ops import enrollment
 
@@ -195,8 +195,11 @@ def revoke(directory: Path, name: str, keep_newest: bool, as_json: bool) -> int:
 
 @click.command(cls=SottoCommand)
 @config_option
+@click.option(
+    "--offline", is_flag=True, help="Ask nobody: check the file, the task and its data, as `sotto lab validate`."
+)
 @json_option
-def doctor(config_file: Path | None, as_json: bool) -> int:
+def doctor(config_file: Path | None, offline: bool, as_json: bool) -> int:
     """Diagnose the connections between this peer and its neighbours, and suggest remedies.
 
     Checks the configuration, certificates, keys and port. For each neighbour, checks whether it can be dialled and can
@@ -207,8 +210,13 @@ def doctor(config_file: Path | None, as_json: bool) -> int:
     \b
     Examples:
       sotto doctor --config peer.toml
-      sotto doctor --json
+      sotto doctor --offline
     """
+    if offline:
+        from peer.cli.validate import validate
+
+        given = {"config_file": config_file, "settings": (), "num_peers": None, "read_data": False, "as_json": as_json}
+        return cast(int, click.get_current_context().invoke(validate, **given))
     from peer.ops.doctor import described, examine
 
     config, base = load_peer(config_file)
@@ -263,8 +271,8 @@ def audit(config_file: Path | None, chain: str | None, as_json: bool) -> None:
 
     \b
     Examples:
-      sotto audit --config peer.toml
-      sotto audit --config peer.toml --chain 5f3a...
+      sotto admin audit --config peer.toml
+      sotto admin audit --config peer.toml --chain 5f3a...
     """
     from peer.errors import StateError
     from peer.state.admission_log import FILE, read_entries

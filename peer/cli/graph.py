@@ -1,4 +1,4 @@
-"""`sotto graph`: who sends to whom, and how fast the graph mixes."""
+"""`sotto lab graph`: who sends to whom, and how fast the graph mixes."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def graph(
 
     \b
     Examples:
-      sotto graph --peers 8
-      sotto graph --peers 16 --graph torus --svg torus.svg
-      sotto graph --config peer.toml --json
+      sotto lab graph --peers 8
+      sotto lab graph --peers 16 --graph torus --svg torus.svg
+      sotto lab graph --config peer.toml --json
     """
     from peer.config.writer import write_bytes
     from peer.report import graph_view

@@ -58,7 +58,7 @@ def init(
     """Write a configuration file with what differs from the defaults.
 
     With --join: prepare a new device for an existing cluster. Its private key stays on the device. Take DIR/request.pem
-    to the machine that holds the cluster folder, and sign it there with `sotto sign`.
+    to the machine that holds the cluster folder, and sign it there with `sotto admin sign`.
 
     \b
     Examples:

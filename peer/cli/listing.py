@@ -1,4 +1,4 @@
-"""`sotto list`: the models, tasks, algorithms, compressors and graphs there are."""
+"""`sotto lab list`: the models, tasks, algorithms, compressors and graphs there are."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def list_kinds(what: str, as_json: bool) -> None:
 
     \b
     Examples:
-      sotto list algorithms
-      sotto list tasks --json
+      sotto lab list algorithms
+      sotto lab list tasks --json
     """
     rows = _LISTS[what]()
     if as_json:

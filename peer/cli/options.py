@@ -161,10 +161,15 @@ _SHORTHANDS: Mapping[str, tuple[str, type, str, str]] = {
     ),
     "rounds": ("run.rounds", int, "N", "Number of gossip rounds."),
     "seed": ("run.seed", int, "N", "Seed of all random numbers in the run."),
-    "algorithm": ("algorithm.name", str, "NAME", "Algorithm, see `sotto list algorithms`."),
-    "compressor": ("compressor.kind", str, "NAME", "Compressor, see `sotto list compressors`."),
-    "graph": ("graph.kind", str, "NAME", "Graph, see `sotto list graphs`."),
-    "task": ("training.task", str, "NAME", 'Task, see `sotto list tasks`, or your own as "package.module:make_task".'),
+    "algorithm": ("algorithm.name", str, "NAME", "Algorithm, see `sotto lab list algorithms`."),
+    "compressor": ("compressor.kind", str, "NAME", "Compressor, see `sotto lab list compressors`."),
+    "graph": ("graph.kind", str, "NAME", "Graph, see `sotto lab list graphs`."),
+    "task": (
+        "training.task",
+        str,
+        "NAME",
+        'Task, see `sotto lab list tasks`, or your own as "package.module:make_task".',
+    ),
 }
 """Option → key it sets, type, how help calls its value, what it does."""
 

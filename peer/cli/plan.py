@@ -26,14 +26,14 @@ DEFAULT_LATENCY_MS = 20.0
 @click.command(cls=SottoCommand)
 @peers_option
 @click.option("--parameters", type=click.IntRange(min=1), metavar="N", help="Number of parameters of the model.")
-@click.option("--model", metavar="NAME", help="A model of `sotto list models`, for the sizes of its layers.")
+@click.option("--model", metavar="NAME", help="A model of `sotto lab list models`, for the sizes of its layers.")
 @click.option("--task", metavar="NAME", help="A task, for the sizes of its layers. [training.task]")
 @config_option
 @set_option
 @click.option(
     "--link",
     metavar="RATE",
-    help='What each device sends and receives: "1mbit", "768kbit/2mbit" (up/down), or a profile of `sotto shape list`.',
+    help='What each device sends and receives: "1mbit", "768kbit/2mbit" (up/down), or one of `sotto lab shape list`.',
 )
 @click.option(
     "--latency-ms",
@@ -102,9 +102,9 @@ def plan(
 
     \b
     Examples:
-      sotto plan --model resnet20 --peers 8 --link 1mbit --latency-ms 20 --step-seconds 0.1
-      sotto plan --config run.toml --link lte --write planned.toml
-      sotto plan --parameters 11000000 --peers 16 --link 10mbit --step-seconds 0.5 --steps 20000 --json
+      sotto lab plan --model resnet20 --peers 8 --link 1mbit --latency-ms 20 --step-seconds 0.1
+      sotto lab plan --config run.toml --link lte --write planned.toml
+      sotto lab plan --parameters 11000000 --peers 16 --link 10mbit --step-seconds 0.5 --steps 20000 --json
     """
     from peer.train.startup import quick_imports
 

@@ -138,7 +138,7 @@ def export(
 
 
 @click.command(cls=SottoCommand)
-@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.argument("directories", metavar="[DIR...]", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
@@ -148,8 +148,10 @@ def export(
 )
 @click.option("--offline", is_flag=True, help="Of a cluster, ask no peer: use what is in the folder.")
 @json_option
-def report(directory: Path | None, output: Path | None, offline: bool, as_json: bool) -> None:
+def report(directories: tuple[Path, ...], output: Path | None, offline: bool, as_json: bool) -> None:
     """Write the report of a run folder, or of a cluster; by default of the newest run in ./runs.
+
+    Several folders are compared, as by `sotto lab compare`.
 
     The report is one self-contained HTML file with learning curves, bytes of each link, the graph and the
     configuration. A run that is still in progress or was interrupted is shown up to its last record.
@@ -164,9 +166,15 @@ def report(directory: Path | None, output: Path | None, offline: bool, as_json: 
       sotto report
       sotto report runs/digits
       sotto report runs/digits -o /tmp/digits.html
+      sotto report runs/a runs/b
       sotto report kits
     """
-    directory = directory or newest_run()
+    if len(directories) > 1:
+        from peer.cli.compare import compare
+
+        click.get_current_context().invoke(compare, directories=directories, output=output, as_json=as_json)
+        return
+    directory = directories[0] if directories else newest_run()
     from peer.ops.collect import is_cluster
     from peer.report.run_page import write_report
 
@@ -210,8 +218,8 @@ def replay(scenario: Path, as_json: bool) -> None:
 
     \b
     Examples:
-      sotto replay scenario.json
-      sotto replay scenario.json --json > trajectory.json
+      sotto lab replay scenario.json
+      sotto lab replay scenario.json --json > trajectory.json
     """
     from peer.simulate import replay as scenarios
 

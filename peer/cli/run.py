@@ -32,7 +32,7 @@ def run(
     Without --config it reads ./peer.toml. SIGTERM or Ctrl-C finishes the round, saves the state and closes the
     connections; a second signal stops at once. The exit code is then 130; after the last round and
     after `sotto stop` it is 0. When started again, the peer resumes exactly where it stopped. SIGHUP or
-    `sotto reload` makes it read its list of peers again. Under systemd it reports readiness (Type=notify).
+    `sotto admin reload` makes it read its list of peers again. Under systemd it reports readiness (Type=notify).
 
     A SCRIPT calls `sottovoce.join`, which then needs no configuration. {peer} in its arguments becomes the name of this
     peer. A signal ends it as Ctrl-C does.

@@ -34,10 +34,10 @@ def shape() -> None:
 
     \b
     Examples:
-      sotto shape list
-      sotto shape measure dsl
-      sotto shape up dsl --devices 3
-      sotto shape down
+      sotto lab shape list
+      sotto lab shape measure dsl
+      sotto lab shape up dsl --devices 3
+      sotto lab shape down
     """
 
 
@@ -48,8 +48,8 @@ def list_profiles(as_json: bool) -> None:
 
     \b
     Examples:
-      sotto shape list
-      sotto shape list --json
+      sotto lab shape list
+      sotto lab shape list --json
     """
     from peer.links.profiles import PROFILES
 
@@ -79,8 +79,8 @@ def measure(profiles: tuple[str, ...], seconds: float, as_json: bool) -> None:
 
     \b
     Examples:
-      sudo sotto shape measure
-      sudo sotto shape measure dsl 3g --seconds 2
+      sudo sotto lab shape measure
+      sudo sotto lab shape measure dsl 3g --seconds 2
     """
     from peer.links.measure import measure as measure_link
     from peer.links.network import LinkNetwork
@@ -125,13 +125,13 @@ def up(profile: str, containers: tuple[str, ...], devices: int | None, interface
     With --devices, creates N network namespaces that reach each other over links of the profile, and keeps them until
     the command is interrupted (Ctrl-C or SIGTERM). For each device it prints the prefix with which commands run there.
 
-    With CONTAINER (Docker names or ids), limits what these containers send until `sotto shape down`. Latency and loss
-    need a kernel with netem; without it, only the rate is limited, and a remark says so.
+    With CONTAINER (Docker names or ids), limits what these containers send until `sotto lab shape down`. Latency and
+    loss need a kernel with netem; without it, only the rate is limited, and a remark says so.
 
     \b
     Examples:
-      sudo sotto shape up dsl --devices 3
-      sudo sotto shape up 3g site-peer-1 site-peer-2
+      sudo sotto lab shape up dsl --devices 3
+      sudo sotto lab shape up 3g site-peer-1 site-peer-2
     """
     from peer.links import containers as running
     from peer.links.profiles import find
@@ -166,8 +166,8 @@ def down(containers: tuple[str, ...], interface: str, as_json: bool) -> None:
 
     \b
     Examples:
-      sudo sotto shape down site-peer-1 site-peer-2
-      sudo sotto shape down
+      sudo sotto lab shape down site-peer-1 site-peer-2
+      sudo sotto lab shape down
     """
     from peer.links import containers as running
     from peer.links.network import clean

@@ -31,13 +31,13 @@ def study() -> None:
     """Compare algorithms on shaped links, with real peers.
 
     A TOML file describes a study: a configuration, contenders (algorithms with their compressors, or other systems) and
-    link profiles (`sotto shape list`). Some studies are included; docs/links.md explains the keys.
+    link profiles (`sotto lab shape list`). Some studies are included; docs/links.md explains the keys.
 
     \b
     Examples:
-      sotto study list
-      sudo sotto study run moniqua --only moniqua-1mbit-1ms
-      sotto study report moniqua
+      sotto lab study list
+      sudo sotto lab study run moniqua --only moniqua-1mbit-1ms
+      sotto lab study report moniqua
     """
 
 
@@ -48,8 +48,8 @@ def list_studies(as_json: bool) -> None:
 
     \b
     Examples:
-      sotto study list
-      sotto study list --json
+      sotto lab study list
+      sotto lab study list --json
     """
     from peer.lab.study.study import FILES, read_plan
 
@@ -68,7 +68,7 @@ def show(name: str) -> None:
 
     \b
     Examples:
-      sotto study show moniqua > mine.toml
+      sotto lab study show moniqua > mine.toml
     """
     from peer.lab.study.study import find_study
 
@@ -114,22 +114,22 @@ def run(
 
     STUDY is the name of an included study or the path of a file. A cell is a run of real peers in network namespaces,
     with one contender on one link profile. Cells that exist are not run again, so an interrupted command can be started
-    again. To measure a cell again, delete its file in DIR/cells. Needs Linux and root (see `sotto shape`). The exit
+    again. To measure a cell again, delete its file in DIR/cells. Needs Linux and root (see `sotto lab shape`). The exit
     code is 1 if a cell failed.
 
     A study that contains a race also trains every contender on real data, other systems with their own code, and
     reports the seconds and bytes in which the worst peer reaches an accuracy. Curves are kept in DIR/curves.
 
-    With --shard, several machines run parts of one study, which `sotto study merge` joins. One machine runs one cell or
-    curve after the other: cells are timed, and a curve uses all processors.
+    With --shard, several machines run parts of one study, which `sotto lab study merge` joins. One machine runs one
+    cell or curve after the other: cells are timed, and a curve uses all processors.
 
     \b
     Examples:
-      sudo sotto study run moniqua
-      sudo sotto study run moniqua --only moniqua-1mbit-1ms --only moniqua-8
-      sudo sotto study run mine.toml --out runs/mine --peers 64
-      sotto study run race-proxy --curves --data cifar-10-batches-bin
-      sudo sotto study run mine.toml --shard 0/4 --out part-0
+      sudo sotto lab study run moniqua
+      sudo sotto lab study run moniqua --only moniqua-1mbit-1ms --only moniqua-8
+      sudo sotto lab study run mine.toml --out runs/mine --peers 64
+      sotto lab study run race-proxy --curves --data cifar-10-batches-bin
+      sudo sotto lab study run mine.toml --shard 0/4 --out part-0
     """
     from peer.lab.study.study import find_study, read_plan
     from peer.links import network
@@ -165,15 +165,15 @@ def report(name: str, folder: Path | None, sizes: tuple[int, ...], as_json: bool
 
     \b
     Examples:
-      sotto study report moniqua
-      sotto study report mine.toml --out runs/mine --peers 64 --peers 1024
+      sotto lab study report moniqua
+      sotto lab study report mine.toml --out runs/mine --peers 64 --peers 1024
     """
     from peer.lab.study.study import find_study, read_plan
 
     plan = read_plan(find_study(name))
     folder = folder or RUNS / plan.name
     if not (folder / "cells").is_dir() and not (folder / "curves").is_dir():
-        raise SottoError(f"{folder} contains no cells of a study; `sotto study run {name}` measures them")
+        raise SottoError(f"{folder} contains no cells of a study; `sotto lab study run {name}` measures them")
     _write_report(_open(plan, folder), sizes, as_json)
 
 
@@ -186,12 +186,12 @@ def report(name: str, folder: Path | None, sizes: tuple[int, ...], as_json: bool
 def merge(name: str, folders: tuple[Path, ...], folder: Path | None, sizes: tuple[int, ...], as_json: bool) -> None:
     """Put the cells and curves of several folders into one, then write its report.
 
-    The folders come from `sotto study run --shard` on machines that should be alike, since cells are timed. Folders
+    The folders come from `sotto lab study run --shard` on machines that should be alike, since cells are timed. Folders
     with different measurements of the same cell are refused.
 
     \b
     Examples:
-      sotto study merge mine.toml part-0 part-1
+      sotto lab study merge mine.toml part-0 part-1
     """
     from peer.lab.study.study import find_study, read_plan
 

@@ -1,4 +1,4 @@
-"""`sotto sweep`: simulated runs over a grid of settings, on as many processors and machines as there are."""
+"""`sotto lab sweep`: simulated runs over a grid of settings, on as many processors and machines as there are."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def sweep() -> None:
 
     \b
     Examples:
-      sotto sweep run grid.toml --workers 4
-      sotto sweep run grid.toml --shard 0/8 --out part-0
-      sotto sweep merge grid.toml part-*
+      sotto lab sweep run grid.toml --workers 4
+      sotto lab sweep run grid.toml --shard 0/8 --out part-0
+      sotto lab sweep merge grid.toml part-*
     """
 
 
@@ -53,10 +53,10 @@ def run(
 
     \b
     Examples:
-      sotto sweep run grid.toml --workers 4
-      sotto sweep run grid.toml --shard $SLURM_ARRAY_TASK_ID/8 --out part-$SLURM_ARRAY_TASK_ID
-      sotto sweep run grid.toml --executor dask --address tcp://10.0.0.1:8786
-      sotto sweep run grid.toml --executor ray --workers 4
+      sotto lab sweep run grid.toml --workers 4
+      sotto lab sweep run grid.toml --shard $SLURM_ARRAY_TASK_ID/8 --out part-$SLURM_ARRAY_TASK_ID
+      sotto lab sweep run grid.toml --executor dask --address tcp://10.0.0.1:8786
+      sotto lab sweep run grid.toml --executor ray --workers 4
     """
     from peer.ops.executors import Shard, open_executor
 
@@ -84,8 +84,8 @@ def merge(file: Path, folders: tuple[Path, ...], folder: Path | None, as_json: b
 
     \b
     Examples:
-      sotto sweep merge grid.toml part-0 part-1
-      sotto sweep merge grid.toml --json
+      sotto lab sweep merge grid.toml part-0 part-1
+      sotto lab sweep merge grid.toml --json
     """
     found = _open(file, folder)
     found.merge(folders)

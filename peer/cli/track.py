@@ -1,4 +1,4 @@
-"""`sotto track`: hand the figures of a run to experiment trackers, during the run or after it."""
+"""`sotto lab track`: hand the figures of a run to experiment trackers, during the run or after it."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def track(directory: Path, kinds: tuple[str, ...], every: int, follow: bool, as_
 
     \b
     Examples:
-      sotto track runs/digits --to tensorboard
-      sotto track runs/digits --to wandb --to mlflow --every 10
-      sotto track runs/digits --to trackio --follow
+      sotto lab track runs/digits --to tensorboard
+      sotto lab track runs/digits --to wandb --to mlflow --every 10
+      sotto lab track runs/digits --to trackio --follow
     """
     from peer.trackers.follow import Follower
     from peer.trackers.kinds import KINDS, open_tracker, require

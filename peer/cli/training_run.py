@@ -53,7 +53,7 @@ track_option = click.option(
     "trackers",
     multiple=True,
     type=click.Choice(["tensorboard", "wandb", "mlflow", "trackio"]),
-    help="Hand the figures to an experiment tracker while the run goes on, see `sotto track`; may be repeated.",
+    help="Hand the figures to an experiment tracker while the run goes on, see `sotto lab track`; may be repeated.",
 )
 live_option = click.option("--no-live", is_flag=True, help="Print progress lines instead of the live view.")
 

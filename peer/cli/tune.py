@@ -71,10 +71,10 @@ def tune(
 
     \b
     Examples:
-      sotto tune --config run.toml --write
-      sotto tune --algorithm choco-sgd --graph ring --skew 0.8
-      sotto tune --rounds 300 --trials 20 --budget-seconds 60 --json
-      sotto tune --config run.toml --workers 4
+      sotto lab tune --config run.toml --write
+      sotto lab tune --algorithm choco-sgd --graph ring --skew 0.8
+      sotto lab tune --rounds 300 --trials 20 --budget-seconds 60 --json
+      sotto lab tune --config run.toml --workers 4
     """
     config, base, count = load_job(config_file, settings, num_peers)
     if write and config_file is None:
@@ -223,7 +223,7 @@ def _of_no_use(found: Tuning) -> str:
         f"no recommendation: in {found.best.rounds} rounds, no point brought the worst peer to a useful model. It"
         f" reached {name}{figure(found.criterion, found.best.worst)}, one process with all data"
         f" {_alone(found)}{guessing}. Train longer (run.rounds), send more"
-        " (compressor.fraction), or compare algorithms and graphs with `sotto plan`"
+        " (compressor.fraction), or compare algorithms and graphs with `sotto lab plan`"
     )
 
 

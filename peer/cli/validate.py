@@ -1,4 +1,4 @@
-"""`sotto validate`: what is wrong with a configuration before anything runs."""
+"""`sotto lab validate`: what is wrong with a configuration before anything runs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def validate(
 
     \b
     Examples:
-      sotto validate --config peer.toml
-      sotto validate --config peer.toml --read-data
-      sotto validate --peers 8 --algorithm d-psgd --graph directed-ring
+      sotto lab validate --config peer.toml
+      sotto lab validate --config peer.toml --read-data
+      sotto lab validate --peers 8 --algorithm d-psgd --graph directed-ring
     """
     from peer.run import plan as run_plan
 

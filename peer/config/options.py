@@ -91,8 +91,8 @@ class PeerAddress(Section):
     joins_later: bool = False
     """The run begins without this peer; it becomes a member when it is started. Such peers come last in the list."""
     admitted: bool = False
-    """This peer was admitted with `sotto sign` after the other peers had their lists. It becomes a member when it is
-    started. Only its own list has to name it; such peers come after all others."""
+    """This peer was admitted with `sotto admin sign` after the other peers had their lists. It becomes a member when it
+    is started. Only its own list has to name it; such peers come after all others."""
 
     @property
     def is_first(self) -> bool:
@@ -152,7 +152,7 @@ class GraphOptions(Section):
     """Edges between the peers in each round, and their weights."""
 
     kind: str | tuple[str, ...] = "directed-ring"
-    """A graph (`sotto list graphs`), or a list of graphs that take turns."""
+    """A graph (`sotto lab list graphs`), or a list of graphs that take turns."""
     weights: Literal["auto", "uniform", "metropolis", "explicit"] = "auto"
     """uniform: each sender splits its weight evenly (column stochastic). metropolis: doubly stochastic, for undirected
     graphs. explicit: those that the graph or its file defines. auto: the choice that suits graph and algorithm."""
@@ -174,7 +174,7 @@ class AlgorithmOptions(Section):
     """Averaging of the models."""
 
     name: str = "quant-sgp"
-    """An algorithm (`sotto list algorithms`)."""
+    """An algorithm (`sotto lab list algorithms`)."""
     averaging_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     """η, how far each round moves a model towards those of its neighbours. The default depends on the algorithm and on
     the strength of the compression."""
@@ -227,7 +227,7 @@ class CompressorOptions(Section):
     """Compression of messages."""
 
     kind: str = "top_k"
-    """A compressor (`sotto list compressors`)."""
+    """A compressor (`sotto lab list compressors`)."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.02
     """top_k, random_k: fraction of each layer that is sent. Jobs on digits that begin without a file set 0.1."""
     value_bits: Annotated[int, Field(ge=1, le=16)] | None = 4
@@ -261,8 +261,8 @@ class TrainingOptions(Section):
     """The local step."""
 
     task: str = DIGITS
-    """A task (`sotto list tasks`), your own as "package.module:make_task", or "loop" where a training script of yours
-    joins the run with `sottovoce.join`. The script then decides all other keys of this section."""
+    """A task (`sotto lab list tasks`), your own as "package.module:make_task", or "loop" where a training script of
+    yours joins the run with `sottovoce.join`. The script then decides all other keys of this section."""
     task_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Keyword arguments for the task."""
     precision: Literal["auto", "float32", "bfloat16", "int8", "fastest"] = "auto"
@@ -472,8 +472,8 @@ class LimitOptions(Section):
     then: Literal["slow", "pause", "leave"] = "slow"
     """When a limit is reached. slow: begin a round only every `slow_step_s`. pause: begin no round until the limit is
     lifted; with rounds it needs rounds.late = "skip", since otherwise the whole run would pause. leave: leave the run
-    for good, as `sotto leave` does. With an asynchronous algorithm, steps stand for rounds, and neighbours are answered
-    in any case."""
+    for good, as `sotto admin leave` does. With an asynchronous algorithm, steps stand for rounds, and neighbours are
+    answered in any case."""
     slow_step_s: Positive = 60.0
     """slow: least time between the beginnings of two rounds while a limit is reached. leave: the same, until the
     departure is announced."""

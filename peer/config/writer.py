@@ -24,7 +24,7 @@ _WIDTH = 116
 _PEER_HEADER = """\
 Sottovoce: the configuration of one peer.
 
-  sotto validate --config FILE    check it, and the graph and algorithm it describes
+  sotto lab validate --config FILE    check it, and the graph and algorithm it describes
   sotto run --config FILE         start the peer
 
 Every key is listed with what it does, the values it accepts and its default.
@@ -36,7 +36,7 @@ Environment variables override keys (SOTTO_TRAINING__LEARNING_RATE=0.05). The va
 _SHORT_HEADER = """\
 Sottovoce: the configuration of one peer.
 
-  sotto validate --config FILE    check it, and the graph and algorithm it describes
+  sotto lab validate --config FILE    check it, and the graph and algorithm it describes
   sotto run --config FILE         start the peer
 
 It names what differs from the defaults; `sotto init --all-keys -o FILE` writes a file that explains every key.
@@ -58,7 +58,7 @@ name: name of the peer; its certificate is issued to this name.
 advertise: address and port at which other peers reach it. Without one, it dials all its neighbours itself.
 relay: for a peer without an address, the peer that relays between it and others without an address.
 joins_later: the run begins without this peer; it becomes a member when it is started. Such peers come last.
-admitted: written by `sotto sign` for a device that is added later. Other devices need not list it.
+admitted: written by `sotto admin sign` for a device that is added later. Other devices need not list it.
 
 [[peers]]
 name = "kitchen"

@@ -222,7 +222,7 @@ class LocalPeer:
         if days < _EXPIRES_SOON_DAYS:
             log.warning(
                 "the certificate of %s, or of its authority, is valid until %s only; renew it with `sotto init --join`"
-                " and `sotto sign`, then `sotto reload`",
+                " and `sotto admin sign`, then `sotto admin reload`",
                 self.name,
                 f"{until:%Y-%m-%d}",
             )

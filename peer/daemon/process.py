@@ -370,7 +370,7 @@ class Daemon:
             round_ = self.saver.go_back(self._cadence.last_common_round(finding.round))
             log.warning(
                 "what this peer had after round %d is set aside in its state folder; before the run goes on, put the"
-                " other peers back to that round too: sotto rollback --round %d",
+                " other peers back to that round too: sotto admin rollback --round %d",
                 round_,
                 round_,
             )

@@ -188,7 +188,7 @@ class SignedProgress:
         if self._local.setup.why_no_changes is not None:
             return (
                 "put the newest copy of its state folder back, or put all peers back to one round (stop them, then"
-                f" `sotto rollback --round N` on each), since {self._local.setup.why_no_changes}"
+                f" `sotto admin rollback --round N` on each), since {self._local.setup.why_no_changes}"
             )
         if (why := why_no_rejoin(config)) is not None:
             return (

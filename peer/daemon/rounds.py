@@ -336,7 +336,7 @@ class RoundLoop:
         """The step needed beside removing this peer."""
         if not self._local.rejoins:
             return ", and add this one again under another name"
-        return " (it takes part again then)" if self._progress is not None else ", and `sotto rejoin` on this one"
+        return " (it takes part again then)" if self._progress is not None else ", and `sotto admin rejoin` on this one"
 
     def _stops_in_vain(self) -> bool:
         """Whether this peer stops, and the round under way will not end soon."""

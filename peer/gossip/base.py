@@ -66,7 +66,7 @@ class AlgorithmSpec:
 
     name: str
     summary: str
-    """One sentence for `sotto list algorithms`."""
+    """One sentence for `sotto lab list algorithms`."""
     source: str
     """Paper and algorithm or equation number."""
     graph: GraphNeed

@@ -84,7 +84,7 @@ class GraphFamily:
 
     name: str
     summary: str
-    """One sentence for `sotto list graphs`."""
+    """One sentence for `sotto lab list graphs`."""
     build: Callable[[GraphRequest], tuple[Graph, ...]]
     """Return the graphs that take turns; raises ConfigError for a request that has no such graph."""
 

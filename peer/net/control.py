@@ -103,7 +103,7 @@ class ControlService:
             raise SecurityError('certificates are revoked with security.mode = "mtls" only')
         pem = arguments.get("list")
         if not isinstance(pem, str) or not pem.isascii():
-            raise SecurityError("the call holds no list of revoked certificates; `sotto revoke` sends one")
+            raise SecurityError("the call holds no list of revoked certificates; `sotto admin revoke` sends one")
         return self._revocations.take(pem.encode())
 
     async def probe(self, index: object, caller: Caller) -> dict[str, Any]:

@@ -308,6 +308,6 @@ def bind(server: Server, listen: str, access: Access | None) -> int:
         # gRPC gives one answer for an address and for what it was to show there.
         raise SecurityError(
             f"{listen} is free, but nothing can be served there with this certificate and key; take both from the same"
-            " device's folder, or issue them anew (`sotto sign`)"
+            " device's folder, or issue them anew (`sotto admin sign`)"
         )
     raise why.error("peer.listen", listen)

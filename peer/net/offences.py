@@ -60,7 +60,7 @@ class Offences:
 def advice(name: str) -> str:
     """Return advice for an operator about a neighbour with offences."""
     return (
-        f"look at its log; if it cannot be trusted, exclude it: `sotto revoke CLUSTER {name}` withdraws its "
+        f"look at its log; if it cannot be trusted, exclude it: `sotto admin revoke CLUSTER {name}` withdraws its "
         f"certificate, `sotto remove {name}` lets the others continue without it"
     )
 

@@ -45,7 +45,7 @@ class RevocationWatch:
         self._lists = Allowances(**_LISTS)
 
     async def watch_file(self) -> None:
-        """Look at the file from time to time: `sotto revoke`, or a person, may have put a newer list there."""
+        """Look at the file from time to time: `sotto admin revoke`, or a person, may have put a newer list there."""
         complained = ""
         while True:
             try:

@@ -6,8 +6,8 @@ time a peer therefore signs its rounds that would survive a power cut, and its n
 Shown a later round with its own signature, the peer knows. It then signs an admission, and others need nothing else to
 go on without it. An old statement proves nothing to anybody else: only the peer knows its state.
 
-`sotto rollback` puts all peers back on purpose. Each then begins an era: among a peer's statements, a later era counts
-for more than any round.
+`sotto admin rollback` puts all peers back on purpose. Each then begins an era: among a peer's statements, a later era
+counts for more than any round.
 
 Pure: no clock, no disk; `Statements` knows signatures.
 """

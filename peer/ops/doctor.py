@@ -142,7 +142,7 @@ def _certificate(security: Access | None) -> Iterator[Finding]:
     left = security.identity.not_after - datetime.datetime.now(datetime.UTC)
     sentence = f"issued to {security.identity.name}, valid until {security.identity.not_after:%Y-%m-%d}"
     if left < datetime.timedelta(days=SOON_DAYS):
-        advice = "renew it: `sotto init --join` here, then `sotto sign` where the cluster was created"
+        advice = "renew it: `sotto init --join` here, then `sotto admin sign` where the cluster was created"
         yield Finding("certificate", "warning", f"{sentence}, {left.days} days from now", advice)
     else:
         revoked = 0 if security.revoked is None else len(security.revoked)
@@ -222,7 +222,7 @@ async def _neighbor(
             entry.advertise, "probe", {"index": me}, name=entry.name, security=security, timeout_s=TIMEOUT_S
         )
     except SecurityError as error:
-        advice = "get a valid certificate for this device: `sotto init --join`, then `sotto sign`"
+        advice = "get a valid certificate for this device: `sotto init --join`, then `sotto admin sign`"
         return [Finding(entry.name, "error", str(error), advice, exit_code=error.exit_code)]
     except RemoteError as error:
         return [Finding(entry.name, "error", str(error), _advice(str(error)), exit_code=error.exit_code)]

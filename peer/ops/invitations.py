@@ -254,7 +254,7 @@ class Invitations:
             record = self._save(id_, replace(record, leaks=(*record.leaks, asked.thumbprint)))
             log.warning(
                 "an invitation has leaked: two keys prove its secret. First, from %s: %s. Refused, %r at %s: %s. If the"
-                " first one is not your device's, answer no, or revoke its certificate (`sotto revoke`)",
+                " first one is not your device's, answer no, or revoke its certificate (`sotto admin revoke`)",
                 *(record.host or "unknown", record.key, asked.name, host, asked.thumbprint),
             )
             self.events.put(Event("leak", id_, asked.name, host, asked.thumbprint, record.key or ""))
@@ -329,7 +329,7 @@ def _invitable(directory: Path) -> str:
         raise ConfigError(f"no device can be invited: {why}", key="peers")
     for section, key in (("graph", "file"), ("training", "warm_start")):
         if (value := getattr(getattr(config, section), key)) is not None:
-            problem = "is a file, and an invitation brings none; use `sotto init --join` and `sotto sign`"
+            problem = "is a file, and an invitation brings none; use `sotto init --join` and `sotto admin sign`"
             raise ConfigError(problem, key=f"{section}.{key}", value=value)
     return config.run.name
 

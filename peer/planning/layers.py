@@ -43,7 +43,7 @@ def of_number(parameters: int) -> Layers:
 
 
 def of_model(name: str) -> Layers:
-    """Return the layers of a model that `sotto list models` names. Raises ConfigError."""
+    """Return the layers of a model that `sotto lab list models` names. Raises ConfigError."""
     return _of_shapes([tuple(p.shape) for p in ready_model(name).parameters()], None, f"model {name}")
 
 

@@ -104,7 +104,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The result of `sotto plan`."""
+    """The result of `sotto lab plan`."""
 
     situation: Situation
     evidence: Setting

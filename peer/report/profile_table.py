@@ -1,4 +1,4 @@
-"""The report of `sotto profile` as a table: float32 beside the lower precisions, each with its ratio."""
+"""The report of `sotto lab profile` as a table: float32 beside the lower precisions, each with its ratio."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ WHOLE_MODELS = "whole float32 models in every round"
 """The reference of "less" in every table, to the same receivers."""
 
 _SYNCED_EVERY = (8, 32)
-"""Rounds between two means of local SGD, as `sotto plan` compares them."""
+"""Rounds between two means of local SGD, as `sotto lab plan` compares them."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Consequences of a configuration before any data is read: algorithm, compressor, rates, graph, findings of the theory.
 
 Here and in `setup` option names become the arguments of the layers below. Neither torch nor data are needed, so
-that `sotto validate` answers at once.
+that `sotto lab validate` answers at once.
 """
 
 from __future__ import annotations

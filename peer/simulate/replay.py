@@ -1,4 +1,4 @@
-"""`sotto replay`: runs a scenario file through algorithm, compressor and the encoded bytes, in float64 throughout.
+"""`sotto lab replay`: runs a scenario file through algorithm, compressor and the encoded bytes, in float64 throughout.
 
 A scenario file is one JSON object: graph, objective, numbers in place of random draws, and for the asynchronous
 algorithms the serial order of events. The result is the trajectory of every node. The objects are those that real peers

@@ -27,7 +27,7 @@ KEPT_PROGRESS = KeptFile[KeptProgress](
     "progress.json",
     lambda kept: {"era": kept.era, "signed": notes_to_json(kept.signed)},
     lambda tree: KeptProgress(era=int(tree["era"]), signed=notes_of_json(tree["signed"])),
-    "restore it from a copy, or delete it, unless this peer was put back with `sotto rollback`",
+    "restore it from a copy, or delete it, unless this peer was put back with `sotto admin rollback`",
 )
 
 

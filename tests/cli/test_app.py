@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Make `sotto list graphs` raise `error`."""
+    """Make `sotto lab list graphs` raise `error`."""
 
     def broken() -> list[dict[str, object]]:
         raise error
@@ -45,7 +45,7 @@ def test_every_error_has_an_exit_code_that_the_help_explains(
 ) -> None:
     error = errors.DeclaredLost("the reason", incarnation=1) if kind is errors.DeclaredLost else kind("the reason")
     fail_with(monkeypatch, error)
-    result = sotto("list", "graphs")
+    result = sotto("lab", "list", "graphs")
     assert result.exit_code == kind.exit_code
     assert kind.exit_code in EXIT_CODES
     assert "the reason" in result.stderr
@@ -55,7 +55,7 @@ def test_every_error_has_an_exit_code_that_the_help_explains(
 
 def test_a_bug_is_one_line_that_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch) -> None:
     fail_with(monkeypatch, ZeroDivisionError("division by\nzero"))
-    result = sotto("list", "graphs")
+    result = sotto("lab", "list", "graphs")
     assert result.exit_code == 70
     assert result.stderr.startswith("sotto: error: this is a bug: ZeroDivisionError: division by zero (")
     assert "--debug" in result.stderr
@@ -64,16 +64,16 @@ def test_a_bug_is_one_line_that_says_how_to_see_more(monkeypatch: pytest.MonkeyP
 
 def test_a_full_disk_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     fail_with(monkeypatch, OSError(errno.ENOSPC, "No space left on device", "runs/graph.svg"))
-    result = sotto("list", "graphs")
+    result = sotto("lab", "list", "graphs")
     assert result.exit_code == 5
     assert result.stderr == (
         "sotto: error: runs/graph.svg: No space left on device; make room on that disk, and start again\n"
     )
     fail_with(monkeypatch, OSError(errno.EBADF, "Bad file descriptor"))
-    assert sotto("list", "graphs").exit_code == 70
+    assert sotto("lab", "list", "graphs").exit_code == 70
 
 
-@pytest.mark.parametrize("arguments", [("--debug", "list", "graphs"), ("list", "graphs", "--debug")])
+@pytest.mark.parametrize("arguments", [("--debug", "lab", "list", "graphs"), ("lab", "list", "graphs", "--debug")])
 @pytest.mark.parametrize(("error", "code"), [(ZeroDivisionError(), 70), (errors.DivergenceError("too far"), 4)])
 def test_debug_shows_the_traceback_and_keeps_the_exit_code(
     arguments: tuple[str, ...], error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
@@ -119,12 +119,12 @@ def test_a_command_that_is_advised_can_be_pasted(
 
 def test_an_error_that_quotes_another_peer_is_one_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
     fail_with(monkeypatch, errors.SottoError("it says \x1b[2J\nand more"))
-    assert sotto("list", "graphs").stderr == "sotto: error: it says  [2J and more\n"
+    assert sotto("lab", "list", "graphs").stderr == "sotto: error: it says  [2J and more\n"
 
 
 def test_an_interrupt_is_quiet_and_130(monkeypatch: pytest.MonkeyPatch) -> None:
     fail_with(monkeypatch, KeyboardInterrupt())
-    result = sotto("list", "graphs")
+    result = sotto("lab", "list", "graphs")
     assert result.exit_code == 130
     assert result.stderr.strip() == "sotto: interrupted"
 
@@ -168,7 +168,7 @@ print(5000)
 def test_a_reader_that_went_away_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "peer", "list", "graphs"]
+    command = [sys.executable, "-m", "peer", "lab", "list", "graphs"]
     result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert result.returncode == app.BROKEN_PIPE
@@ -204,36 +204,48 @@ def test_a_wrong_configuration_is_refused_before_torch_is_loaded(command: str) -
     "words",
     [
         "version -v",
-        "list tasks",
-        "list models",
-        "list algorithms",
-        "list compressors",
-        "list graphs",
-        "graph --peers 4",
-        "plan",
-        "plan --model resnet20 --peers 8 --link 1mbit",
-        "validate --peers 4",
+        "lab list tasks",
+        "lab list models",
+        "lab list algorithms",
+        "lab list compressors",
+        "lab list graphs",
+        "lab graph --peers 4",
+        "lab plan",
+        "lab plan --model resnet20 --peers 8 --link 1mbit",
+        "lab validate --peers 4",
         "data list",
-        "shape list",
-        "study list",
-        "study run nothing",
-        "study report nothing",
-        "sweep run nothing.toml",
-        "sweep merge nothing.toml",
+        "lab shape list",
+        "lab study list",
+        "lab study run nothing",
+        "lab study report nothing",
+        "lab sweep run nothing.toml",
+        "lab sweep merge nothing.toml",
         "export nothing",
         "report nothing",
-        "compare nothing",
-        "metrics nothing -o figures.csv",
-        "track nothing --to tensorboard",
+        "lab compare nothing",
+        "lab metrics nothing -o figures.csv",
+        "lab track nothing --to tensorboard",
         "watch nothing",
         "status --run nothing",
         "stop --run nothing",
-        "replay nothing",
+        "lab replay nothing",
         "doctor",
     ],
 )
 def test_what_only_prints_or_finds_nothing_loads_no_torch(words: str) -> None:
     assert "torch" not in loaded_by(*words.split())
+
+
+def test_a_command_that_has_moved_says_where_to_and_answers_as_before() -> None:
+    before, now = sotto("list", "graphs", "--json"), sotto("lab", "list", "graphs", "--json")
+    assert before.stdout == now.stdout
+    assert "list is `sotto lab list` now" in before.stderr
+    assert not now.stderr
+    assert (
+        sotto("validate", "-s", "run.rounds").exit_code == sotto("lab", "validate", "-s", "run.rounds").exit_code == 2
+    )
+    listed = sotto("--help").stdout
+    assert all(f"\n  {name} " not in listed for name in ("list", "validate", "reload"))
 
 
 def test_without_arguments_the_help_is_shown() -> None:

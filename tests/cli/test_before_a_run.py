@@ -42,7 +42,7 @@ def test_validate_warns_of_bfloat16_where_the_processor_emulates_it(
     # What is imported first in this test keeps the library that it finds.
     monkeypatch.setattr(native, "lib", SimpleNamespace(**vars(native.lib) | {"processor_bfloat16": lambda: answer}))
     arguments = [word for setting in settings for word in ("--set", setting)]
-    result = sotto("validate", "-n", "4", "--json", *arguments)
+    result = sotto("lab", "validate", "-n", "4", "--json", *arguments)
     assert result.exit_code == 0
     found = [finding for finding in json.loads(result.stdout)["findings"] if finding["key"] == "training.precision"]
     assert [finding["level"] for finding in found] == (["warning"] if warns else [])
@@ -55,12 +55,12 @@ def test_init_cluster_writes_peers_that_validate() -> None:
     assert "sotto run --config kits/peer-0/peer.toml" in result.stdout
     for index in range(3):
         file = f"kits/peer-{index}/peer.toml"
-        assert sotto("validate", "--config", file).exit_code == 0
+        assert sotto("lab", "validate", "--config", file).exit_code == 0
         assert load(Path(file), environment={}).run.rounds == 9
 
 
 def test_a_valid_configuration_is_called_valid() -> None:
-    result = sotto("validate", "-n", "8")
+    result = sotto("lab", "validate", "-n", "8")
     assert result.exit_code == 0
     assert "valid: quant-sgp for 8 peers, 1000 rounds" in result.stdout
 
@@ -87,23 +87,23 @@ def test_a_run_that_theory_excludes_does_not_start() -> None:
 
 def test_the_file_in_the_folder_is_used_unless_a_number_of_peers_is_given() -> None:
     Path("peer.toml").write_text("[run]\nrounds = 31\n" + "".join(f"[[peers]]\nname = 'p{i}'\n" for i in range(5)))
-    assert "for 5 peers, 31 rounds" in sotto("validate").stdout
-    assert "for 5 peers, 9 rounds" in sotto("validate", "--rounds", "9").stdout
-    assert "for 3 peers, 1000 rounds" in sotto("validate", "-n", "3").stdout
+    assert "for 5 peers, 31 rounds" in sotto("lab", "validate").stdout
+    assert "for 5 peers, 9 rounds" in sotto("lab", "validate", "--rounds", "9").stdout
+    assert "for 3 peers, 1000 rounds" in sotto("lab", "validate", "-n", "3").stdout
     Path("peer.toml").unlink()
-    assert (result := sotto("validate")).exit_code == 2, "nothing was checked"
+    assert (result := sotto("lab", "validate")).exit_code == 2, "nothing was checked"
     assert "peer.toml" in result.stderr
 
 
 def test_graph_shows_weights_and_figures() -> None:
-    result = sotto("graph", "-n", "4", "--graph", "ring")
+    result = sotto("lab", "graph", "-n", "4", "--graph", "ring")
     assert result.exit_code == 0
     assert "spectral gap" in result.stdout
     assert "1/3" in result.stdout
 
 
 def test_graph_as_json_gives_columns_that_sum_to_one() -> None:
-    answer = json.loads(sotto("graph", "-n", "6", "--graph", "exponential-one-peer", "--json").stdout)
+    answer = json.loads(sotto("lab", "graph", "-n", "6", "--graph", "exponential-one-peer", "--json").stdout)
     assert answer["time_varying"] is True
     assert len(answer["graphs"]) == 3
     for edges in answer["graphs"]:
@@ -112,15 +112,15 @@ def test_graph_as_json_gives_columns_that_sum_to_one() -> None:
 
 
 def test_graph_draws_a_file_and_keeps_stdout_for_json() -> None:
-    result = sotto("graph", "-n", "4", "--svg", "new/g.svg", "--json")
+    result = sotto("lab", "graph", "-n", "4", "--svg", "new/g.svg", "--json")
     assert json.loads(result.stdout)["num_peers"] == 4
     assert Path("new/g.svg").read_text().lstrip().startswith("<")
 
 
 @pytest.mark.parametrize("what", ["models", "tasks", "algorithms", "compressors", "graphs"])
 def test_lists_are_complete_sentences_and_json(what: str) -> None:
-    rows = json.loads(sotto("list", what, "--json").stdout)
-    text = sotto("list", what).stdout
+    rows = json.loads(sotto("lab", "list", what, "--json").stdout)
+    text = sotto("lab", "list", what).stdout
     assert len(rows) >= 2
     for row in rows:
         assert row["name"] in text
@@ -143,11 +143,11 @@ def test_a_task_or_data_that_are_not_here_are_not_valid(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cats.py").write_text("raise SystemExit('it is not executed')")
     words = [word for each in settings for word in ("--set", each)]
-    result = sotto("validate", "-n", "4", "--json", *words)
+    result = sotto("lab", "validate", "-n", "4", "--json", *words)
     found = json.loads(result.stdout)
     assert (result.exit_code, found["valid"]) == (2, False)
     assert any(each["key"] == key and says in each["sentence"] for each in found["findings"])
-    assert sotto("validate", "-n", "4", "--set", "training.task=cats:make_task").exit_code == 0
+    assert sotto("lab", "validate", "-n", "4", "--set", "training.task=cats:make_task").exit_code == 0
     assert sotto("init", *words).exit_code == 0
     text = (tmp_path / "peer.toml").read_text()
     (tmp_path / "peer.toml").write_text(text + '[[peers]]\nname = "a"\nadvertise = "127.0.0.1:7700"\n')

@@ -282,7 +282,7 @@ def test_one_that_only_says_that_it_removed_a_peer_is_passed_over(
 
 
 def test_a_list_that_was_read_again_is_summed_up(asked: list[tuple[str, str]]) -> None:
-    result = sotto("reload", "-c", "kits/peer-1/peer.toml")
+    result = sotto("admin", "reload", "-c", "kits/peer-1/peer.toml")
     assert asked == [("peer-1", "reload")]
     assert result.stdout.splitlines() == [
         "peer-1: knows shed, which joins when it is started",
@@ -299,11 +299,11 @@ def test_stopped_peers_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for round_ in (10, 20):
             folder.checkpoints.save(Checkpoint(round_, {}, {}))
         folder.close()
-    one = sotto("rollback", "--round", "10", "-c", "kits/peer-0/peer.toml")
+    one = sotto("admin", "rollback", "--round", "10", "-c", "kits/peer-0/peer.toml")
     assert one.stdout == "kits/peer-0/state: put back to round 10\n"
-    refused = sotto("rollback", "--round", "20", "--run", "kits")
+    refused = sotto("admin", "rollback", "--round", "20", "--run", "kits")
     assert refused.exit_code == 5
     assert "peer-0/state: has no checkpoint of round 20; it can go back to 0, 10" in refused.stderr
-    both = sotto("rollback", "--round", "10", "--run", "kits", "--json")
+    both = sotto("admin", "rollback", "--round", "10", "--run", "kits", "--json")
     assert json.loads(both.stdout) == [{"state": f"kits/peer-{index}/state", "round": 10} for index in (0, 1)]
-    assert sotto("rollback", "--round", "0", "--run", "kits", "-c", "kits/peer-0/peer.toml").exit_code == 2
+    assert sotto("admin", "rollback", "--round", "0", "--run", "kits", "-c", "kits/peer-0/peer.toml").exit_code == 2

@@ -36,7 +36,7 @@ def test_a_device_joins_with_a_key_that_never_leaves_it_and_nothing_of_the_other
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert sorted(file.name for file in Path("garage").iterdir()) == ["peer.key", "request.pem"]
 
-    signed = sotto("sign", "kits", "garage/request.pem", "--json", "--yes")
+    signed = sotto("admin", "sign", "kits", "garage/request.pem", "--json", "--yes")
     assert signed.exit_code == 0
     answer = json.loads(signed.stdout)
     assert (answer["name"], answer["index"], answer["renewed"]) == ("garage", 2, False)
@@ -57,7 +57,7 @@ def test_a_device_joins_with_a_key_that_never_leaves_it_and_nothing_of_the_other
 
 def test_a_device_that_nobody_can_reach_asks_without_a_host() -> None:
     assert sotto("init", "--join", "van", "--name", "van").exit_code == 0
-    assert sotto("sign", "kits", "van/request.pem", "--yes").exit_code == 0
+    assert sotto("admin", "sign", "kits", "van/request.pem", "--yes").exit_code == 0
     config = load(Path("kits/peer-2/peer.toml"), environment={})
     assert config.peers[2].advertise is None
     assert not config.peer.listen
@@ -66,7 +66,7 @@ def test_a_device_that_nobody_can_reach_asks_without_a_host() -> None:
 def test_a_peer_of_the_list_gets_a_new_certificate_and_nothing_else() -> None:
     before = contents(Path("kits/peer-1"))
     assert sotto("init", "--join", "again", "--name", "peer-1").exit_code == 0
-    answer = json.loads(sotto("sign", "kits", "again/request.pem", "--json", "--yes").stdout)
+    answer = json.loads(sotto("admin", "sign", "kits", "again/request.pem", "--json", "--yes").stdout)
     assert (answer["renewed"], answer["index"], answer["folder"]) == (True, 1, "kits/peer-1")
     after = contents(Path("kits/peer-1"))
     assert {file for file in after if after[file] != before[file]} == {"kits/peer-1/peer.pem"}
@@ -75,7 +75,10 @@ def test_a_peer_of_the_list_gets_a_new_certificate_and_nothing_else() -> None:
 def test_two_devices_in_a_row_get_positions_in_a_row() -> None:
     for index, name in ((2, "garage"), (3, "attic")):
         sotto("init", "--join", name, "--name", name)
-        assert json.loads(sotto("sign", "kits", f"{name}/request.pem", "--json", "--yes").stdout)["index"] == index
+        assert (
+            json.loads(sotto("admin", "sign", "kits", f"{name}/request.pem", "--json", "--yes").stdout)["index"]
+            == index
+        )
     assert [peer.name for peer in load(Path("kits/peer-3/peer.toml"), environment={}).peers][2:] == ["garage", "attic"]
 
 
@@ -88,12 +91,12 @@ def garage() -> str:
 def test_the_operator_sees_name_address_and_key_and_nothing_is_signed_unless_he_agrees() -> None:
     key = garage()
     for answer in ("n\n", ""):
-        refused = sotto("sign", "kits", "garage/request.pem", typed=answer)
+        refused = sotto("admin", "sign", "kits", "garage/request.pem", typed=answer)
         assert refused.exit_code == SecurityError.exit_code
         assert "not signed: nobody confirmed it" in refused.stderr
         assert not Path("kits/peer-2").exists()
         assert not Path("kits/issued").exists()
-    agreed = sotto("sign", "kits", "garage/request.pem", typed="y\n")
+    agreed = sotto("admin", "sign", "kits", "garage/request.pem", typed="y\n")
     assert agreed.exit_code == 0
     for line in ("name       garage", "address    10.0.0.9:7800", f"key        {key}"):
         assert line in agreed.stderr
@@ -106,7 +109,7 @@ def test_with_name_address_and_key_nothing_is_asked_and_nothing_else_is_signed(w
     if wrong is not None:
         given[wrong] = {"name": "attic", "address": "-", "key": "3F:A9"}[wrong]
     options = [word for name, value in given.items() for word in (f"--{name}", value)]
-    result = sotto("sign", "kits", "garage/request.pem", *options, typed="y\n")
+    result = sotto("admin", "sign", "kits", "garage/request.pem", *options, typed="y\n")
     assert Path("kits/peer-2/peer.pem").exists() == (wrong is None)
     if wrong is not None:
         assert result.exit_code == SecurityError.exit_code
@@ -116,7 +119,7 @@ def test_with_name_address_and_key_nothing_is_asked_and_nothing_else_is_signed(w
 def test_names_and_addresses_that_a_request_brings_along_are_shown_and_not_signed() -> None:
     pem, _ = request_certificate("peer-1", ["peer-0", "10.6.6.6"], address="10.6.6.6:7700")
     Path("request.pem").write_bytes(pem)
-    result = sotto("sign", "kits", "request.pem", "--json", "--yes")
+    result = sotto("admin", "sign", "kits", "request.pem", "--json", "--yes")
     assert json.loads(result.stdout)["left_out"] == ["'10.6.6.6:7700'", "'peer-0'"]
     assert "renewal    of the certificate of peer 1" in result.stderr
     names = load_pem_x509_certificate(Path("kits/peer-1/peer.pem").read_bytes()).extensions
@@ -149,7 +152,7 @@ def test_what_cannot_be_done_is_a_sentence(arguments: tuple[str, ...], words: st
 
 
 def test_revoking_reaches_every_folder_and_says_when_nobody_could_be_told() -> None:
-    result = sotto("revoke", "kits", "peer-1")
+    result = sotto("admin", "revoke", "kits", "peer-1")
     assert result.exit_code == 6
     assert "failed   peer-0: peer 0: nobody listens at 127.0.0.1:7700" in result.stdout
     assert "copy kits/revoked.pem beside the ca.pem of any peer" in result.stdout
@@ -160,8 +163,8 @@ def test_revoking_reaches_every_folder_and_says_when_nobody_could_be_told() -> N
 
 def test_a_device_whose_key_was_lost_goes_on_with_a_new_one() -> None:
     sotto("init", "--join", "again", "--name", "peer-1")
-    sotto("sign", "kits", "again/request.pem", "--yes")
-    answer = json.loads(sotto("revoke", "kits", "peer-1", "--keep-newest", "--json").stdout)
+    sotto("admin", "sign", "kits", "again/request.pem", "--yes")
+    answer = json.loads(sotto("admin", "revoke", "kits", "peer-1", "--keep-newest", "--json").stdout)
     assert len(answer["revoked"]) == 1
     Path("kits/peer-1/peer.key").write_bytes(Path("again/peer.key").read_bytes())
     assert load_credentials(SecurityOptions(), Path("kits/peer-1"), "peer-1") is not None
@@ -172,14 +175,14 @@ def test_a_new_device_gets_the_model_that_the_run_starts_from() -> None:
     start = ("--set", "training.warm_start=start.safetensors")
     assert sotto("init", "cluster", "kits", "--peers", "2", "--force", *start).exit_code == 0
     assert sotto("init", "--join", "garage", "--name", "garage").exit_code == 0
-    assert sotto("sign", "kits", "garage/request.pem", "--yes").exit_code == 0
+    assert sotto("admin", "sign", "kits", "garage/request.pem", "--yes").exit_code == 0
     config = load(Path("kits/peer-2/peer.toml"), environment={})
     assert config.training.warm_start == "start.safetensors"
     assert Path("kits/peer-2/start.safetensors").read_bytes() == b"weights"
     Path("kits/peer-2/start.safetensors").unlink()
     before = sorted(Path("kits").rglob("*"))
     assert sotto("init", "--join", "attic", "--name", "attic").exit_code == 0
-    refused = sotto("sign", "kits", "attic/request.pem", "--yes")
+    refused = sotto("admin", "sign", "kits", "attic/request.pem", "--yes")
     assert "training.warm_start: cannot be read" in refused.output
     assert sorted(Path("kits").rglob("*")) == before, "all is looked at before the first file is written"
 
@@ -190,7 +193,7 @@ def test_a_new_device_needs_an_address_that_leads_to_it() -> None:
     assert "stands for all addresses" in refused.output
     assert not Path("garage").exists()
     assert sotto("init", "--join", "garage", "--name", "garage", "--host", "127.0.0.1").exit_code == 0
-    refused = sotto("sign", "far", "garage/request.pem", "--yes")
+    refused = sotto("admin", "sign", "far", "garage/request.pem", "--yes")
     assert refused.exit_code == 2
     assert "leads each device to itself" in refused.output
     assert not Path("far/peer-2").exists()
@@ -209,9 +212,9 @@ def test_lifetimes_are_an_option_and_nothing_outlives_the_authority() -> None:
     assert made.exit_code == 0
     assert (_days("short/peer-0/peer.pem"), _days("short/operator.pem"), _days("short/ca.pem")) == (90, 90, 365)
     assert sotto("init", "--join", "again", "--name", "peer-0").exit_code == 0
-    assert sotto("sign", "short", "again/request.pem", "--yes", "--days", "7").exit_code == 0
+    assert sotto("admin", "sign", "short", "again/request.pem", "--yes", "--days", "7").exit_code == 0
     assert _days("short/peer-0/peer.pem") == 7
-    assert sotto("sign", "short", "again/request.pem", "--yes", "--days", "3000").exit_code == 0
+    assert sotto("admin", "sign", "short", "again/request.pem", "--yes", "--days", "3000").exit_code == 0
     assert _days("short/peer-0/peer.pem") in (364, 365)
 
 
@@ -221,36 +224,36 @@ def test_the_key_of_the_authority_may_have_a_passphrase() -> None:
     assert made.exit_code == 0
     assert b"ENCRYPTED" in Path("secret/ca.key").read_bytes()
     assert sotto("init", "--join", "van", "--name", "van").exit_code == 0
-    wrong = sotto("sign", "secret", "van/request.pem", "--yes", typed="wrong\n")
+    wrong = sotto("admin", "sign", "secret", "van/request.pem", "--yes", typed="wrong\n")
     assert wrong.exit_code == SecurityError.exit_code
     assert "cannot be read with that passphrase" in wrong.stderr
-    assert sotto("sign", "secret", "van/request.pem", "--yes", typed=typed).exit_code == 0
+    assert sotto("admin", "sign", "secret", "van/request.pem", "--yes", typed=typed).exit_code == 0
     by_script = {"SOTTO_CA_PASSPHRASE": "correct horse"}
-    assert sotto("sign", "secret", "van/request.pem", "--yes", **by_script).exit_code == 0
-    assert "revoked  van" in sotto("revoke", "secret", "van", **by_script).stdout
+    assert sotto("admin", "sign", "secret", "van/request.pem", "--yes", **by_script).exit_code == 0
+    assert "revoked  van" in sotto("admin", "revoke", "secret", "van", **by_script).stdout
     # A peer's own key has none, and keys without one are read as before.
-    assert sotto("sign", "kits", "van/request.pem", "--yes", **by_script).exit_code == 0
+    assert sotto("admin", "sign", "kits", "van/request.pem", "--yes", **by_script).exit_code == 0
     assert sotto("init", "cluster", "empty", "--passphrase", SOTTO_CA_PASSPHRASE="").exit_code == 2
 
 
 def test_the_admission_log_is_shown_and_verified() -> None:
     state = Path("kits/peer-0/state")
-    empty = sotto("audit", "--config", "kits/peer-0/peer.toml")
+    empty = sotto("admin", "audit", "--config", "kits/peer-0/peer.toml")
     assert (empty.exit_code, empty.stdout) == (0, "0 entries, each follows from those before it\n")
     state.mkdir()
     log = AdmissionLog(RealDisk(state), lambda: 1_700_000_000.0)
     log.add("join", name="garage", peer=2, told_by="peer-0", from_round=40, frame="00")
     log.add("control", call="remove", caller="operator", name="garage", outcome="done")
     log.close()
-    shown = sotto("audit", "--config", "kits/peer-0/peer.toml", "--chain", log.chain)
+    shown = sotto("admin", "audit", "--config", "kits/peer-0/peer.toml", "--chain", log.chain)
     assert shown.exit_code == 0
     assert "join      name garage, peer 2, told_by peer-0, from_round 40\n" in shown.stdout
     assert f"the chain ends with {log.chain}" in shown.stdout
-    entries = json.loads(sotto("audit", "--config", "kits/peer-0/peer.toml", "--json").stdout)
+    entries = json.loads(sotto("admin", "audit", "--config", "kits/peer-0/peer.toml", "--json").stdout)
     assert [entry["what"] for entry in entries] == ["join", "control"]
-    lost = sotto("audit", "--config", "kits/peer-0/peer.toml", "--chain", "0" * 64)
+    lost = sotto("admin", "audit", "--config", "kits/peer-0/peer.toml", "--chain", "0" * 64)
     assert (lost.exit_code, "no entry has the chain" in lost.stderr) == (StateError.exit_code, True)
     file = state / FILE
     file.write_bytes(file.read_bytes().replace(b"garage", b"attic"))
-    changed = sotto("audit", "--config", "kits/peer-0/peer.toml")
+    changed = sotto("admin", "audit", "--config", "kits/peer-0/peer.toml")
     assert (changed.exit_code, "line 1 was changed" in changed.stderr) == (StateError.exit_code, True)

@@ -1,4 +1,4 @@
-"""`sotto shape` and `sotto study`: what they list, print and refuse; links themselves are tested in tests/links."""
+"""`sotto lab shape` and `sotto lab study`: what they list, print and refuse; links are tested in tests/links."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from tests.links.namespaces import namespaces, needs_links
 
 
 def test_profiles_are_listed_with_their_figures() -> None:
-    lines = sotto("shape", "list").stdout.splitlines()
+    lines = sotto("lab", "shape", "list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(PROFILES)
     assert "dsl" + " " * 23 + "1000/16000 kbit/s up/down, 15 ms one way (typical of its kind)" in lines
-    rows = json.loads(sotto("shape", "list", "--json").stdout)
+    rows = json.loads(sotto("lab", "shape", "list", "--json").stdout)
     assert {row["name"]: row["loss"] for row in rows}["lossy-wifi"] == 0.01
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("shape", "measure", "carrier-pigeon"), "unknown link profile (got 'carrier-pigeon')"),
-        (("shape", "up", "carrier-pigeon", "--devices", "2"), "unknown link profile"),
-        (("shape", "up", "dsl"), "Give either containers or --devices N"),
-        (("shape", "up", "dsl", "--devices", "2", "web"), "Give either containers or --devices N"),
+        (("lab", "shape", "measure", "carrier-pigeon"), "unknown link profile (got 'carrier-pigeon')"),
+        (("lab", "shape", "up", "carrier-pigeon", "--devices", "2"), "unknown link profile"),
+        (("lab", "shape", "up", "dsl"), "Give either containers or --devices N"),
+        (("lab", "shape", "up", "dsl", "--devices", "2", "web"), "Give either containers or --devices N"),
         (
-            ("study", "run", "moniqa"),
+            ("lab", "study", "run", "moniqa"),
             "unknown study (got 'moniqa'); valid: moniqua, quick, race, race-proxy, race-skews, or the path",
         ),
-        (("study", "show", "moniqa"), "unknown study"),
+        (("lab", "study", "show", "moniqa"), "unknown study"),
     ],
 )
 def test_wrong_words_are_one_sentence_and_exit_code_2(words: tuple[str, ...], complaint: str) -> None:
@@ -51,10 +51,10 @@ def test_wrong_words_are_one_sentence_and_exit_code_2(words: tuple[str, ...], co
 @pytest.mark.parametrize(
     "words",
     [
-        ("shape", "measure", "dsl"),
-        ("shape", "up", "dsl", "--devices", "2"),
-        ("shape", "down"),
-        ("study", "run", "quick"),
+        ("lab", "shape", "measure", "dsl"),
+        ("lab", "shape", "up", "dsl", "--devices", "2"),
+        ("lab", "shape", "down"),
+        ("lab", "study", "run", "quick"),
     ],
 )
 def test_without_root_the_reason_is_given(
@@ -69,7 +69,7 @@ def test_without_root_the_reason_is_given(
 
 def test_without_docker_containers_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tc, "missing", lambda: None)
-    done = sotto("shape", "up", "dsl", "web", PATH="/nowhere")
+    done = sotto("lab", "shape", "up", "dsl", "web", PATH="/nowhere")
     assert done.exit_code == 1
     assert "docker is not installed" in done.stderr
 
@@ -77,7 +77,7 @@ def test_without_docker_containers_cannot_be_found(monkeypatch: pytest.MonkeyPat
 @pytest.mark.root
 @needs_links
 def test_devices_are_lent_until_the_command_is_told_to_end() -> None:
-    command = [sys.executable, "-m", "peer", "shape", "up", "10mbit", "--devices", "2", "--json"]
+    command = [sys.executable, "-m", "peer", "lab", "shape", "up", "10mbit", "--devices", "2", "--json"]
     lender = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert lender.stdout is not None
     text = ""
@@ -92,7 +92,7 @@ def test_devices_are_lent_until_the_command_is_told_to_end() -> None:
     assert "ConnectionRefusedError" in refused.stderr
     # Another command takes only what was left behind, which a run of these tests that was killed may have added to.
     lent = {one["command"][-1], other["command"][-1]}
-    assert not lent & set(json.loads(sotto("shape", "down", "--json").stdout)["removed"])
+    assert not lent & set(json.loads(sotto("lab", "shape", "down", "--json").stdout)["removed"])
     assert lent <= namespaces()
     lender.send_signal(signal.SIGTERM)
     assert lender.wait(30) == 0
@@ -103,35 +103,35 @@ def test_devices_are_lent_until_the_command_is_told_to_end() -> None:
 @pytest.mark.root
 @needs_links
 def test_a_measurement_is_printed_for_scripts() -> None:
-    done = sotto("shape", "measure", "10mbit", "--seconds", "0.2", "--json")
+    done = sotto("lab", "shape", "measure", "10mbit", "--seconds", "0.2", "--json")
     (row,) = json.loads(done.stdout)
     assert (row["profile"], row["asked_kbit"], row["asked_round_trip_ms"]) == ("10mbit", 10_000, pytest.approx(2.08))
     assert done.exit_code == (0 if row["is_right"] else 1)
 
 
 def test_studies_are_listed_and_shown() -> None:
-    names = [row["name"] for row in json.loads(sotto("study", "list", "--json").stdout)]
+    names = [row["name"] for row in json.loads(sotto("lab", "study", "list", "--json").stdout)]
     assert names == ["moniqua", "quick", "race", "race-proxy", "race-skews"]
-    assert [line.split()[0] for line in sotto("study", "list").stdout.splitlines()] == names
-    assert 'name = "quick"' in sotto("study", "show", "quick").stdout
+    assert [line.split()[0] for line in sotto("lab", "study", "list").stdout.splitlines()] == names
+    assert 'name = "quick"' in sotto("lab", "study", "show", "quick").stdout
 
 
 def test_the_report_of_a_study_is_written_from_its_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(SMALL)
-    done = sotto("study", "report", "mine.toml")
+    done = sotto("lab", "study", "report", "mine.toml")
     assert done.exit_code == 1
-    assert "runs/small contains no cells of a study; `sotto study run mine.toml` measures them" in done.stderr
+    assert "runs/small contains no cells of a study; `sotto lab study run mine.toml` measures them" in done.stderr
     Path("runs/small/cells").mkdir(parents=True)
     cell = Cell(
         contender="full", profile="10mbit", seed=0, step_s=0.5, peers=4, commit="c", load=1.0, others_cpus=0.01,
         result=result(round_s=2.0),
     )  # fmt: skip
     cell.write(Path("runs/small/cells/full--10mbit--0.json"))
-    done = sotto("study", "report", "mine.toml")
+    done = sotto("lab", "study", "report", "mine.toml")
     assert done.exit_code == 0, done.stderr
     assert "full      2.000" in done.stdout
     assert done.stdout.endswith("report: runs/small/report.html\n")
-    answer = json.loads(sotto("study", "report", "mine.toml", "--json").stdout)
+    answer = json.loads(sotto("lab", "study", "report", "mine.toml", "--json").stdout)
     assert answer["report"] == "runs/small/report.html"
     assert answer["cells"][0]["seconds_for_100_rounds"] == 200.0

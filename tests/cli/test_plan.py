@@ -1,4 +1,4 @@
-"""`sotto plan`: what it prints, the configuration that it writes, and its errors."""
+"""`sotto lab plan`: what it prints, the configuration that it writes, and its errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL = ("--parameters", "20000", "--peers", "8", "--link", "1mbit", "--step-sec
 
 
 def test_the_document_says_what_to_take_and_what_it_rests_on() -> None:
-    result = sotto("plan", *SMALL, "--skew", "0.8", "--steps", "1000", "--json")
+    result = sotto("lab", "plan", *SMALL, "--skew", "0.8", "--steps", "1000", "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     best = document["options"][0]
@@ -34,7 +34,7 @@ def test_the_document_says_what_to_take_and_what_it_rests_on() -> None:
 
 def test_the_table_and_the_file_that_is_written(tmp_path: Path) -> None:
     path = tmp_path / "planned.toml"
-    result = sotto("plan", *SMALL, "--write", str(path))
+    result = sotto("lab", "plan", *SMALL, "--write", str(path))
     assert result.exit_code == 0, result.output
     assert "the choice at other rates" in result.stdout
     assert "(run.average): 560 kB to each device, at least 4.5 s" in result.stdout
@@ -43,8 +43,8 @@ def test_the_table_and_the_file_that_is_written(tmp_path: Path) -> None:
     assert f"wrote {path}: " in result.stdout
     config = configuration.load(path, environment={})
     assert config.training.class_balance == 0.5
-    assert sotto("validate", "--config", str(path), "--peers", "8").exit_code == 0
-    assert "--force" in sotto("plan", *SMALL, "--write", str(path)).stderr
+    assert sotto("lab", "validate", "--config", str(path), "--peers", "8").exit_code == 0
+    assert "--force" in sotto("lab", "plan", *SMALL, "--write", str(path)).stderr
 
 
 def test_a_configuration_keeps_what_a_plan_does_not_decide(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_configuration_keeps_what_a_plan_does_not_decide(tmp_path: Path) -> No
         "--write",
         str(output),
     )
-    result = sotto("plan", *arguments, "--json")
+    result = sotto("lab", "plan", *arguments, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert (document["up_kbit"], document["down_kbit"], document["latency_ms"]) == (5000, 12000, 35)
@@ -93,20 +93,20 @@ def test_a_configuration_keeps_what_a_plan_does_not_decide(tmp_path: Path) -> No
     ],
 )
 def test_errors_say_what_to_give(arguments: tuple[str, ...], sentence: str) -> None:
-    result = sotto("plan", *arguments)
+    result = sotto("lab", "plan", *arguments)
     assert result.exit_code == 2
     assert sentence in result.stderr
 
 
 def test_all_options_that_are_missing_are_named_at_once() -> None:
-    said = sotto("plan").stderr
+    said = sotto("lab", "plan").stderr
     options = ("--link", "--model", "--parameters", "--task", "--config", "--step-seconds")
     assert all(option in said for option in options)
 
 
 def test_the_tables_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = sotto("plan", *SMALL, "--steps", "20000").stdout.splitlines()
+    lines = sotto("lab", "plan", *SMALL, "--steps", "20000").stdout.splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith(" option"))
     last = next(index for index, line in enumerate(lines) if line.startswith("rounds:"))
     assert {"s/step", "memory", "s×rounds"} <= set(lines[first].split())

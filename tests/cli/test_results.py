@@ -54,7 +54,7 @@ def test_without_a_folder_the_newest_run_is_taken_and_named() -> None:
 
 def test_replay_prints_the_whole_trajectory_as_json() -> None:
     Path("s.json").write_bytes(scenario(rounds=2))
-    answer = json.loads(sotto("replay", "s.json", "--json").stdout)
+    answer = json.loads(sotto("lab", "replay", "s.json", "--json").stdout)
     assert set(answer) == {"x", "z", "u"}
     assert [len(answer[key]) for key in ("x", "z", "u")] == [3, 3, 3]
     # Node 1 steps toward 1 by a tenth, then both average.
@@ -63,7 +63,7 @@ def test_replay_prints_the_whole_trajectory_as_json() -> None:
 
 def test_replay_compares_with_what_the_file_expects() -> None:
     Path("s.json").write_bytes(scenario(expect={"x": [[[0.0], [0.0]], [[0.05], [0.05]]]}))
-    result = sotto("replay", "s.json")
+    result = sotto("lab", "replay", "s.json")
     assert result.exit_code == 0
     assert "sgp: 2 nodes, 1 rounds" in result.stdout
     assert "largest difference from the expected trajectory: " in result.stdout
@@ -71,7 +71,7 @@ def test_replay_compares_with_what_the_file_expects() -> None:
 
 def test_a_trajectory_that_differs_is_printed_and_fails() -> None:
     Path("s.json").write_bytes(scenario(expect={"x": [[[0.0], [0.0]], [[0.05], [0.06]]]}))
-    result = sotto("replay", "s.json", "--json")
+    result = sotto("lab", "replay", "s.json", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["x"][1] == [[0.05], [0.05]]
     assert "differs from the expected trajectory by 0.01" in result.stderr

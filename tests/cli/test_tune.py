@@ -1,4 +1,4 @@
-"""`sotto tune`: the table, the document, and the file that it writes."""
+"""`sotto lab tune`: the table, the document, and the file that it writes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_found")
 def test_the_table_shows_the_cliff_and_the_chosen_point() -> None:
-    result = sotto("tune")
+    result = sotto("lab", "tune")
     assert result.exit_code == 0
     rows = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
     assert "◆ 95.3" in rows["0.1"]
@@ -71,7 +71,7 @@ def test_the_table_shows_the_cliff_and_the_chosen_point() -> None:
 def test_writing_puts_both_rates_into_the_file(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text("[training]\nlearning_rate = 0.5 # a guess\n")
-    result = sotto("tune", "--config", str(path), "--write")
+    result = sotto("lab", "tune", "--config", str(path), "--write")
     assert result.exit_code == 0
     assert f"wrote {path}" in result.stdout
     assert "learning_rate = 0.05 # a guess" in path.read_text()
@@ -83,12 +83,12 @@ def test_writing_puts_both_rates_into_the_file(tmp_path: Path) -> None:
 def test_nothing_is_written_without_being_asked(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text("[training]\nlearning_rate = 0.5\n")
-    assert sotto("tune", "--config", str(path)).exit_code == 0
+    assert sotto("lab", "tune", "--config", str(path)).exit_code == 0
     assert path.read_text() == "[training]\nlearning_rate = 0.5\n"
 
 
 def test_writing_needs_a_file() -> None:
-    result = sotto("tune", "--write")
+    result = sotto("lab", "tune", "--write")
     assert result.exit_code == 2
     assert "--config FILE" in result.stderr
 
@@ -97,7 +97,7 @@ def test_the_confidence_is_that_of_the_seeds(monkeypatch: pytest.MonkeyPatch) ->
     def printed(**changes: object) -> str:
         found = replace(FOUND, **changes)  # type: ignore[arg-type]  # some of its fields
         monkeypatch.setattr(tuner, "tune", lambda *_, **__: found)
-        return sotto("tune").stdout
+        return sotto("lab", "tune").stdout
 
     assert "low confidence: one seed only" in printed()
     several = {"repeats": (0.953, 0.943), "next_best": trial(0.2, 0.05, 0.9), "next_best_repeats": (0.9, 0.902)}
@@ -116,19 +116,19 @@ def test_nothing_is_recommended_or_written_where_the_worst_peer_learned_too_litt
     monkeypatch.setattr(tuner, "tune", lambda *_, **__: found)
     path = tmp_path / "job.toml"
     path.write_text("[training]\nlearning_rate = 0.5\n")
-    result = sotto("tune", "--config", str(path), "--write")
+    result = sotto("lab", "tune", "--config", str(path), "--write")
     assert result.exit_code == 0
     assert "no recommendation: in 800 rounds, no point brought the worst peer to a useful model" in result.stdout
     assert "It reached 45.0 %, one process with all data 97.0 % and guessing 10.0 %" in result.stdout
     assert "nothing was written" in result.stdout
     assert path.read_text() == "[training]\nlearning_rate = 0.5\n"
-    document = json.loads(sotto("tune", "--json").stdout)
+    document = json.loads(sotto("lab", "tune", "--json").stdout)
     assert document["useful"] is False
     assert document["worst_accuracy"] == 0.45
 
 
 def test_the_document_of_a_real_search() -> None:
-    result = sotto("tune", *SMALL, "--trials", "4", "--json")
+    result = sotto("lab", "tune", *SMALL, "--trials", "4", "--json")
     assert result.exit_code == 0
     document = json.loads(result.stdout)
     assert len(document["trials"]) == 4

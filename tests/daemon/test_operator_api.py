@@ -247,7 +247,7 @@ def test_leaving_and_removing_are_announced(asked: Asked) -> None:
         ("remove", {"name": "dora"}, "there is no peer 'dora' in this run"),
         ("remove", {}, "there is no peer 'None' in this run"),
         ("remove", {"name": "x" * 1000}, "there is no peer 'x{80}' in this run"),
-        ("remove", {"name": "ada"}, "ada is running and can leave by itself: sotto leave"),
+        ("remove", {"name": "ada"}, "ada is running and can leave by itself: sotto admin leave"),
         ("shout", {}, "there is no control call 'shout'; valid: status, stop,"),
     ],
 )

@@ -45,7 +45,7 @@ async def _wait_for_a_command(devices: Devices, caplog: pytest.LogCaptureFixture
     await _lose(devices, 3)
     devices.start(3, rejoins=True)
     await devices.until(lambda: "say that this peer was declared lost, and none proves it" in caplog.text)
-    assert "`sotto rejoin` on this device" in caplog.text
+    assert "`sotto admin rejoin` on this device" in caplog.text
     assert devices.daemons[3].local.incarnation == 0
     assert not any(file.name.startswith("set-aside-") for file in (devices.files[3].parent / "state").iterdir())
     # What the command does.

@@ -19,7 +19,7 @@ from tests.daemon.test_members import Devices
 
 
 def renew(devices: Devices, peer: int) -> str:
-    """Give a device a new key and certificate, as `sotto init --join` and `sotto sign` do; return the thumbprint."""
+    """Give a device a new key and certificate, as `sotto init --join` and `sotto admin sign` do; return its print."""
     device = devices.kits.parent / f"renewed-{peer}"
     request(device, f"peer-{peer}", None, 7700)
     admit(devices.kits, propose(devices.kits, (device / "request.pem").read_bytes()), days=30)

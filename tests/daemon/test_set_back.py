@@ -201,7 +201,7 @@ async def _put_back_one_of_two(devices: Devices) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("algorithm.name=ad-psgd", "graph.kind=complete"), "`sotto rollback --round N`"),
+        (("algorithm.name=ad-psgd", "graph.kind=complete"), "`sotto admin rollback --round N`"),
         (("rounds.rejoin=false",), "`sotto remove peer-2` on another device, and add"),
     ],
 )
@@ -238,7 +238,7 @@ async def _put_back_unsigned(devices: Devices, caplog: pytest.LogCaptureFixture)
     await devices.train(*range(3), beyond=3)
     await put_back(devices, 2)
     devices.start(2)
-    await devices.until(lambda: "`sotto rejoin`" in caplog.text)
+    await devices.until(lambda: "`sotto admin rejoin`" in caplog.text)
     await devices.kill(2)
     assert give_up(load(devices.files[2], environment={}), devices.files[2].parent) == 1
     await devices.ask(0, "remove", name="peer-2")

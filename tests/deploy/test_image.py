@@ -198,7 +198,7 @@ def test_kits_are_added_to_a_cluster_when_that_is_asked_for(
     assert container.main(["init"]) == container.main(["add"]) == 0
     assert {file: file.read_bytes() for file in kits.rglob("*") if file.is_file()} == after
     monkeypatch.setenv("SOTTO_PEERS", "3")
-    assert container.main(["add"]) == 2, "peers are taken out with `sotto leave` and `sotto remove`"
+    assert container.main(["add"]) == 2, "peers are taken out with `sotto admin leave` and `sotto remove`"
 
 
 def config_of(kits: Path, index: int) -> Config:

@@ -169,7 +169,7 @@ def test_a_loss_is_shown_wherever_accuracy_is(
     status = sotto("status", "runs/own")
     assert name in status.stdout
     assert f"{figures[0]:#.3g}" in status.stdout
-    compared = sotto("compare", "runs/own", "runs/own", "-o", "compare.html", "--json")
+    compared = sotto("lab", "compare", "runs/own", "runs/own", "-o", "compare.html", "--json")
     assert compared.exit_code == 0, compared.output
     assert name in compared.stdout
     sent = json.loads(sotto("status", "runs/own", "--json").stdout)

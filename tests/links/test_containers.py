@@ -1,4 +1,4 @@
-"""What `sotto shape up` asks of tc for a container, also where this kernel cannot do it."""
+"""What `sotto lab shape up` asks of tc for a container, also where this kernel cannot do it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Links between namespaces are no faster, no shorter and no safer than was asked for, and leave nothing behind.
 
-How close they come is for `sotto shape measure` to say: on a busy machine a test could only guess.
+How close they come is for `sotto lab shape measure` to say: on a busy machine a test could only guess.
 """
 
 from __future__ import annotations

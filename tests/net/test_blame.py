@@ -140,7 +140,7 @@ def test_a_neighbour_that_offends_on_every_connection_is_logged_once_and_then_re
     lines = [record.message for record in caplog.records if "protocol" in record.message]
     assert lines[0] == "ben broke the protocol: frame 0 is wrong"
     assert lines[1].startswith("ben has broken the protocol 3 times, most recently: frame 2 is wrong; look at its log;")
-    assert "`sotto revoke CLUSTER ben`" in lines[1]
+    assert "`sotto admin revoke CLUSTER ben`" in lines[1]
     assert "`sotto remove ben`" in lines[1]
     assert len(lines) == 2
 

@@ -352,7 +352,7 @@ def test_sotto_report_writes_page_summary_and_graph(devices: Devices) -> None:
     assert "collected" in page
     answer = json.loads(sotto("report", str(devices.kits), "--offline", "--json").stdout)
     assert answer["summary"]["peer_states"]["peer-0"] == "unreachable"
-    assert sotto("compare", str(devices.kits)).exit_code == 0
+    assert sotto("lab", "compare", str(devices.kits)).exit_code == 0
 
 
 def test_a_damaged_note_of_what_was_known_is_forgotten(devices: Devices) -> None:

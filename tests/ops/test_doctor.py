@@ -242,7 +242,7 @@ def test_certificates_that_end_soon_are_revoked_readable_or_of_others(kits: Path
     (folder / "peer.key").chmod(0o644)
     assert "every user of this machine may read" in of(examine(kits, 0)[1], "certificate", "error")
     (folder / "peer.key").chmod(0o600)
-    assert sotto("revoke", str(kits), "peer-0").exit_code == 6
+    assert sotto("admin", "revoke", str(kits), "peer-0").exit_code == 6
     assert "was revoked" in of(examine(kits, 0)[1], "certificate", "error")
 
 

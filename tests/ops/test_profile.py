@@ -121,7 +121,7 @@ def test_workloads_that_cannot_be_are_refused(workload: Workload, sentence: str)
 def test_the_command_prints_every_precision():
     """In processes of their own, though not with the memory that each sets up before it starts (`FRUGAL`), which the
     peak above has."""
-    result = sotto("profile", "logistic", "--batch", "8", "--json")
+    result = sotto("lab", "profile", "logistic", "--batch", "8", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["parameters"] == 7850
@@ -142,6 +142,6 @@ def test_the_table_shows_ratios(monkeypatch: pytest.MonkeyPatch):
         "_measure_apart",
         lambda workload, precision: StepCost(400, 900, 0.02) if precision == "float32" else StepCost(100, None, 0.01),
     )
-    printed = sotto("profile", "logistic").stdout
+    printed = sotto("lab", "profile", "logistic").stdout
     assert "4.0×" in printed
     assert "20.0 ms" in printed

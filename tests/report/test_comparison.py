@@ -224,13 +224,13 @@ def test_a_terminal_chart_goes_up_where_values_do() -> None:
 def test_compare_writes_page_and_json(tmp_path: Path) -> None:
     runs = [str(write_run(tmp_path / name, {40: 0.5}, algorithm=name)) for name in ("a", "b")]
     page = tmp_path / "c.html"
-    answer = json.loads(sotto("compare", *runs, "-o", str(page), "--json").stdout)
+    answer = json.loads(sotto("lab", "compare", *runs, "-o", str(page), "--json").stdout)
     assert [each["name"] for each in answer["contenders"]] == ["a", "b"]
     assert answer["differences"] == {"algorithm.name": {"a": "a", "b": "b"}}
     assert answer["target"]["value"] == 0.5
     assert page.read_text().startswith("<!DOCTYPE html>")
-    assert sotto("compare", *runs, "-o", str(tmp_path / "no" / "c.html")).exit_code == 5
-    assert sotto("compare", str(tmp_path / "nothing")).exit_code == 5
+    assert sotto("lab", "compare", *runs, "-o", str(tmp_path / "no" / "c.html")).exit_code == 5
+    assert sotto("lab", "compare", str(tmp_path / "nothing")).exit_code == 5
 
 
 @pytest.fixture
@@ -295,11 +295,13 @@ def test_every_table_can_be_written_and_named(two_runs: list[RunData], tmp_path:
 
 def test_sotto_metrics_tells_what_it_wrote(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", {40: 0.5})
-    result = sotto("metrics", str(run), "-o", str(tmp_path / "m.csv"))
+    result = sotto("lab", "metrics", str(run), "-o", str(tmp_path / "m.csv"))
     assert result.stdout == f"wrote {tmp_path / 'm.csv'}: {2 * ROUNDS} rows\n"
-    answer = json.loads(sotto("metrics", str(run), "-o", str(tmp_path / "m.csv"), "-t", "links", "--json").stdout)
+    answer = json.loads(
+        sotto("lab", "metrics", str(run), "-o", str(tmp_path / "m.csv"), "-t", "links", "--json").stdout
+    )
     assert answer["rows"] == 0
-    assert sotto("metrics", str(run), "-o", str(tmp_path / "no" / "m.csv")).exit_code == 2
+    assert sotto("lab", "metrics", str(run), "-o", str(tmp_path / "no" / "m.csv")).exit_code == 2
 
 
 def test_a_summary_without_a_run_is_compared_too(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_an_operator_is_told_who_left_who_is_cut_off_and_who_finished(site: Site
     site.until(lambda: site.watched()["edges"] == {"0-1": "up", "0-2": "up", "1-2": "up"})
 
     # One leaves: the others know, and it is no error that it does not answer.
-    code, _ = site.sotto("leave", "--config", f"{kits}/peer-1/peer.toml")
+    code, _ = site.sotto("admin", "leave", "--config", f"{kits}/peer-1/peer.toml")
     assert code == 0
     site.until(lambda: site.processes[1].poll() is not None)
     site.until(lambda: site.states() == ["running", "left", "running"])
@@ -162,7 +162,7 @@ def test_an_operator_is_told_who_left_who_is_cut_off_and_who_finished(site: Site
     assert code == 0
     assert "1 of 3 peers are running; 1 of 3 peers cannot be reached" in words
     assert "peer-2 cannot be reached" in words
-    recorded = json.loads(site.sotto("metrics", kits, "-o", f"{kits}/rounds.csv", "--json")[1])["rows"]
+    recorded = json.loads(site.sotto("lab", "metrics", kits, "-o", f"{kits}/rounds.csv", "--json")[1])["rows"]
     assert recorded > 3 * 20
     assert "peer-2 cannot be reached" in (site.kits / "report.html").read_text()
     code, output = site.sotto("export", kits, "-o", model)

@@ -1,4 +1,4 @@
-"""`sotto replay`: scenario files in, trajectories out; every mistake in a file gets one sentence."""
+"""`sotto lab replay`: scenario files in, trajectories out; every mistake in a file gets one sentence."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def needs(kind: str) -> None:
 
 
 def run_track(run: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return what `sotto track` printed. In a process of its own: some packages look at the environment for good."""
-    command = [*launcher, sys.executable, "-m", "peer", "track", str(run), "--json", *arguments]
+    """Return what `sotto lab track` printed. In a process of its own: some packages look at the environment once."""
+    command = [*launcher, sys.executable, "-m", "peer", "lab", "track", str(run), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -217,7 +217,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_folder_without_figures_is_refused(tmp_path: Path) -> None:
     needs("tensorboard")
-    command = [sys.executable, "-m", "peer", "track", "--to", "tensorboard"]
+    command = [sys.executable, "-m", "peer", "lab", "track", "--to", "tensorboard"]
     for folder, says in ((tmp_path, "there are no figures"), (tmp_path / "nothing", "no such folder")):
         done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 5

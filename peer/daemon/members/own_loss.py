@@ -152,7 +152,7 @@ class OwnLoss:
                     log.warning(
                         "%d of %d members say that this peer was declared lost, and none proves it: it waits. If"
                         " `sotto status` shows that they go on without it, stop it, and let it begin anew as a"
-                        " newcomer: `sotto rejoin` on this device",
+                        " newcomer: `sotto admin rejoin` on this device",
                         len(claims),
                         len(answers),
                     )

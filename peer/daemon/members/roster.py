@@ -52,7 +52,7 @@ class Roster:
                 place = "no place in the list" if index is None else f"peer {index}"
                 raise SecurityError(
                     f"{config.security.certificate} is made out to {place}, and peer.index is {self.me}; take the "
-                    "whole folder that `sotto sign` wrote"
+                    "whole folder that `sotto admin sign` wrote"
                 )
 
     def __getitem__(self, peer: int) -> PeerAddress:

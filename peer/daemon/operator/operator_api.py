@@ -275,7 +275,7 @@ class OperatorApi:
         if lost is None:
             raise SottoError(f"there is no peer {name[:80]!r} in this run")
         if lost == self._local.number:
-            raise SottoError(f"{name} is running and can leave by itself: sotto leave")
+            raise SottoError(f"{name} is running and can leave by itself: sotto admin leave")
         try:
             ordered = bytes.fromhex(order) if isinstance(order, str) else b""
         except ValueError:

@@ -106,7 +106,7 @@ class Study(Table):
     profiles: tuple[str, ...]
     contenders: tuple[Contender, ...]
     model: str | None = None
-    """The model whose parameters rivals send (`sotto list models`); by default that of the job."""
+    """The model whose parameters rivals send (`sotto lab list models`); by default that of the job."""
     job: tuple[str, ...]
     """Overrides that all contenders share."""
     cell_s: float

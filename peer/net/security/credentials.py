@@ -139,7 +139,7 @@ def load_credentials(
         raise SecurityError(
             f"{certificate_file} is made out to {identity.name!r}, but this peer is {name!r}; if this device was"
             f" renamed, give it back the name {identity.name!r} in [[peers]] on all devices, since runs know peers"
-            " by their names, or let it join as a new one (sotto init --join, sotto sign); if not, correct peer.index"
+            " by their names, or let it join as a new one (`sotto init --join`); if not, correct peer.index"
         )
     revoked = RevocationList(ca_pem, base_dir / options.revoked)
     try:

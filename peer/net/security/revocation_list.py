@@ -99,7 +99,7 @@ class RevocationList:
             raise SecurityError(
                 f"{source} has {len(pem)} bytes; a list of revoked certificates has {MAX_BYTES} at most"
             )
-        malformed = f"{source} is not a list of revoked certificates; `sotto revoke` writes one"
+        malformed = f"{source} is not a list of revoked certificates; `sotto admin revoke` writes one"
         with refused_as(malformed):
             listed = x509.load_pem_x509_crl(pem)
             genuine = listed.issuer == self._authority.subject and listed.is_signature_valid(self._key)

@@ -148,7 +148,7 @@ def test_what_is_wrong_with_a_race_is_named(tmp_path: Path, old: str, new: str, 
 def test_every_kind_of_contender_is_trained_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("race.toml").write_text(SMALL_RACE)
-    done = sotto("study", "run", "race.toml", "--curves", "--json")
+    done = sotto("lab", "study", "run", "race.toml", "--curves", "--json")
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["race"] == []
     curves = {file.stem: Curve.read(file) for file in Path("runs/small-race/curves").iterdir()}
@@ -161,14 +161,14 @@ def test_every_kind_of_contender_is_trained_by_the_command(tmp_path: Path, monke
     ours, torchs = (curves[f"{name}--0.8--0"] for name in ("allreduce", "ddp"))
     assert [point.worst for point in torchs.points] == pytest.approx([point.worst for point in ours.points], abs=0.01)
     # Nothing is left to be done.
-    again = sotto("study", "run", "race.toml", "--curves")
+    again = sotto("lab", "study", "run", "race.toml", "--curves")
     assert "sgp at skew" not in again.stderr
     # A cell is all that the table of a link needs beside them.
     folder = Path("runs/small-race")
     cell("ddp", 0.5).write(folder / "cells" / "ddp--10mbit--0.json")
-    shown = sotto("study", "report", "race.toml")
+    shown = sotto("lab", "study", "report", "race.toml")
     assert "race at skew 0.8, 10mbit" in shown.stdout
-    report = json.loads(sotto("study", "report", "race.toml", "--json").stdout)
+    report = json.loads(sotto("lab", "study", "report", "race.toml", "--json").stdout)
     (row,) = report["race"]
     assert row["seconds_to"][0] == pytest.approx(0.5 * row["steps_to"][0])
     page = (folder / "report.html").read_text()

@@ -24,7 +24,7 @@ OURS = ("--only", "sgp", "--only", "allreduce")
 
 def command(*words: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "peer", "study", *words],
+        [sys.executable, "-m", "peer", "lab", "study", *words],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
