@@ -1,6 +1,7 @@
 """Frames: the messages between peers as bytes, close to the fewest possible.
 
 This docstring specifies the format, version 1, completely: a peer can be implemented in another language from it.
+`proto/sottovoce/v1/exchange.proto` says how frames travel.
 
 # Conventions
 
@@ -12,7 +13,7 @@ This docstring specifies the format, version 1, completely: a peer can be implem
 - A **bit string** fills bytes from their lowest bit: bit i of the string is bit i mod 8 of byte ⌊i/8⌋. An integer of
   w bits is stored lowest bit first. Unused bits of the last byte are zero.
 - n is the number of values of the layer. Both sides know it from the layout, the names and sizes of the model's layers,
-  whose digest they compared in the hello. Sizes are therefore not sent, but in kind *part*.
+  whose digest they compared in the hello; only kind *part* tells sizes.
 - `a mod b` is never negative.
 
 A frame that breaks a rule below is refused; each kind of violation has its own error (`peer.wire.errors`). A reader
@@ -108,8 +109,8 @@ section. Otherwise two bytes: low and bits − 1 (0 to 15), low + bits being at 
 
 # Streams
 
-A stream is one or more consecutive spans of integers of w bits. In a section it has one span. If sections pool their
-streams (see *Pools*), each section contributes one span. A stream has one of four codecs.
+A stream is one or more consecutive spans of integers of w bits. In a section it has one span; in a pool (see *Pools*),
+one for each section. It has one of four codecs.
 
 **0, packed.** A bit string of w bits for each integer.
 
@@ -131,9 +132,8 @@ streams (see *Pools*), each section contributes one span. A stream has one of fo
 
 *From integer to token.* d = (v − centre) mod 2^w. z = d or, if the map folds, z = zigzag of d read as a signed number
 of w bits. h = ⌊z/2^r⌋. If h < 2^e the token is h, and the lowest r bits of z are raw. Otherwise, with L = ⌊log₂ h⌋, the
-token is 2^e + 4 (L − e) + (⌊h/2^(L−2)⌋ mod 4), and the lowest r + L − 2 bits of z are raw. Tokens beyond the direct
-ones thus divide each octave into four. m is at most 256 and at most the number of tokens that z < 2^w can have. The raw
-bits of all integers follow one another in the last bit string.
+token is 2^e + 4 (L − e) + (⌊h/2^(L−2)⌋ mod 4), and the lowest r + L − 2 bits of z are raw. m is at most 256 and at most
+the number of tokens that z < 2^w can have. The raw bits of all integers follow one another in the last bit string.
 
 *Tables of frequencies.* Each table divides 2^14 slots among its tokens. If m = 1, token 0 owns all slots. Otherwise
 token i has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With W the sum of the weights and Cᵢ the sum of
@@ -162,8 +162,7 @@ that the integers may have: n − k for gaps, 128 times their number for tables.
 
 # Indices
 
-k strictly ascending numbers below n. The gap of an index is how many numbers were skipped since the previous
-one, so unsorted and repeated indices cannot be written.
+k strictly ascending numbers below n. The gap of an index is how many numbers were skipped since the previous one.
 
 | code | indices |
 |---|---|
@@ -188,10 +187,8 @@ of the sections.
 # The writer's choices
 
 A writer is free to choose codecs, codes, maps, tables, lanes, what to pool, and whether to predict; a reader must
-accept any choice. This writer pools the layers of a frame up to 2^16 numbers, so that the fixed cost of a stream is
-paid once. It lets layers share a table where another table would cost more than it saves. It decides from histograms
-(of a sample, if a stream is long), from compressing a small part of the stream (for zstd), and from the exact length of
-Rice codes. Asked to pack (`compressor.coding`), it packs every stream and writes no gaps in the entropy code.
+accept any choice. This writer pools the layers of a frame up to 2^16 numbers, and decides by histograms and exact
+lengths. Asked to pack (`compressor.coding`), it packs every stream and writes no gaps in the entropy code.
 """
 
 from peer.wire.describe import FrameReport, LayerReport, describe, entropy_bound_bits
