@@ -11,7 +11,10 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import click
 import pytest
 from click.testing import Result
 
@@ -165,6 +168,34 @@ def test_a_script_reads_of_a_leak_with_both_keys(tmp_path: Path) -> None:
 def test_what_cannot_be_done_is_a_sentence(words: tuple[str, ...], typed: str, code: int, sentence: str) -> None:
     result = sotto(*words, typed=typed)
     assert (result.exit_code, sentence in result.stderr) == (code, True), result.stderr
+
+
+@pytest.mark.parametrize("typed", ["n\n", "y\n"])
+def test_a_device_shows_what_the_run_sets_and_asks_before_it_trains(
+    typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("--task", "own.tasks:make", "--set", "training.learning_rate=0.125")
+    assert sotto("init", "cluster", "run", "--peers", "2", *settings).exit_code == 0
+    trained: list[Path] = []
+
+    @click.command()
+    @click.pass_context
+    def run(_context: click.Context, /, **arguments: object) -> None:
+        trained.append(cast(Path, arguments["config_file"]))
+
+    file = Path("run/peer-0/peer.toml")
+    invitation = SimpleNamespace(run="digits")
+    monkeypatch.setattr("peer.net.security.invitations.read_invitation", lambda text: invitation)
+    monkeypatch.setattr("peer.ops.joining.join", lambda *_, **__: file)
+    monkeypatch.setattr("peer.cli.run.run", run)
+    monkeypatch.setattr("peer.cli.invite.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    joined = sotto("join", typed="an invitation\n" + typed)
+    assert joined.exit_code == 0, joined.output
+    shown, asked, _ = joined.stderr.partition("Train with these settings?")
+    assert asked
+    for line in ('training.task = "own.tasks:make"', "training.learning_rate = 0.125", "peers: peer-0, peer-1"):
+        assert line in shown
+    assert trained == ([file] if typed == "y\n" else [])
 
 
 def test_peers_that_join_on_one_machine_at_the_same_time_take_ports_of_their_own() -> None:

@@ -9,11 +9,14 @@ import pytest
 
 from peer.config.options import Config, PeerAddress, PeerOptions, load
 from peer.daemon.members.roster import Roster
-from peer.errors import ConfigError, HandshakeRefused, SecurityError, SottoError
+from peer.daemon.process import open_peer
+from peer.daemon.rounds import RoundLoop
+from peer.errors import ConfigError, HandshakeRefused, RemoteProtocolError, SecurityError, SottoError
 from peer.gossip.incarnations import MAX_INCARNATIONS
-from peer.gossip.membership import Newcomer
+from peer.gossip.membership import Change, ChangeKind, Newcomer
 from peer.net.neighbor import Neighbor
 from peer.net.security.credentials import load_credentials
+from peer.node import membership_codec
 from peer.ops.cluster_files import place_peers, write_cluster
 from peer.ops.enrollment import Admitted, admit, propose, request, revoke
 
@@ -89,6 +92,30 @@ def test_nobody_can_say_of_a_newcomer_what_the_ca_did_not_sign(kits: Kits, tmp_p
     for peer, newcomer, words in lies:
         with pytest.raises(SottoError, match=words):
             zero.check(peer, newcomer)
+
+
+def test_a_peer_refuses_a_notice_of_a_newcomer_that_the_ca_did_not_sign(kits: Kits, tmp_path: Path) -> None:
+    kits.sign("garage")
+    other = Kits(tmp_path / "others" / "kits")
+    other.sign("garage")
+    folder = kits.folder / "peer-0"
+    peer = open_peer(load(folder / "peer.toml", environment={}), folder)
+    try:
+        assert isinstance(peer.loop, RoundLoop)
+        participant = peer.loop.participant
+
+        def hear(newcomer: Newcomer) -> None:
+            change = Change(ChangeKind.JOIN, 2, 1, 40, newcomer=newcomer)
+            participant.judged(1, membership_codec.encode(change))
+
+        true = introduction_of(kits, 2)
+        hear(true)
+        lies = [replace(true, advertise="192.0.2.66:7700"), replace(true, name="attic"), introduction_of(other, 2)]
+        for lie in lies:
+            with pytest.raises(RemoteProtocolError, match=r"did not sign|or elsewhere"):
+                hear(lie)
+    finally:
+        peer.close()
 
 
 def test_a_revoked_newcomer_is_not_sponsored(kits: Kits) -> None:

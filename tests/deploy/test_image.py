@@ -32,6 +32,18 @@ def test_the_base_is_named_by_its_digest_and_compose_names_the_same() -> None:
     assert re.findall(r"(?m)^FROM (\S+)", DOCKERFILE) == ["${BASE}", "${BASE}"]
 
 
+def test_each_package_of_the_image_has_a_listed_hash() -> None:
+    """What is installed comes from the list with hashes, or from the source alone, for which nothing is fetched."""
+    commands = re.split(r"&&|\n(?=[A-Z]+ )", re.sub(r"(?m)^#.*\n", "", DOCKERFILE).replace("\\\n", " "))
+    installs = [command.split() for command in commands if re.search(r"\bpip3? install\b", command)]
+    listed, source = installs
+    assert {"--require-hashes", "--no-deps"} <= set(listed)
+    assert listed[-2:] == ["--requirement", "/wheels/requirements.txt"]
+    assert {"--no-index", "--no-deps", "--no-build-isolation"} <= set(source)
+    assert source[-1] == "/source"
+    assert not re.search(r"\b(curl|wget|ADD)\b", DOCKERFILE)
+
+
 def test_what_the_image_copies_is_in_its_context() -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = [

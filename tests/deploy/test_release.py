@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -44,6 +45,54 @@ def test_pull_requests_and_releases_wait_for_the_suite() -> None:
     assert any(".ci/run" in step.get("run", "") for step in tests["jobs"]["suite"]["steps"])
     assert release["jobs"]["tests"]["uses"] == f"./{TESTS.relative_to(ROOT)}"
     assert "tests" in release["jobs"]["release"]["needs"]
+
+
+def test_a_release_is_audited_and_every_week_too() -> None:
+    def audits(workflow: Path) -> bool:
+        jobs = yaml.safe_load(workflow.read_text())["jobs"]
+        return any(step.get("run") == "make audit" for job in jobs.values() for step in job.get("steps", ()))
+
+    weekly = yaml.safe_load((WORKFLOWS / "audit.yml").read_text())
+    assert audits(WORKFLOW)
+    assert audits(WORKFLOWS / "audit.yml")
+    (times,) = weekly[True]["schedule"]
+    assert re.fullmatch(r"\d+ \d+ \* \* [0-6]", times["cron"])
+
+
+def test_what_is_published_is_counted_and_attested() -> None:
+    steps = yaml.safe_load(WORKFLOW.read_text())["jobs"]["release"]["steps"]
+    first = [step.get("run") or step["uses"] for step in steps]
+    finishes = first.index("deploy/finish-release.sh wheelhouse")
+    (attests,) = (number for number, each in enumerate(first) if each.startswith("actions/attest-build-provenance@"))
+    (publishes,) = (number for number, each in enumerate(first) if each.startswith("gh release create"))
+    assert finishes < attests < publishes
+    assert steps[attests]["with"]["subject-path"] == first[publishes].split()[-1] == "wheelhouse/*"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_a_release_gets_a_bill_of_materials_and_checksums_of_all_files(tmp_path: Path) -> None:
+    """With stand-ins for Python and the packages that the script installs."""
+    tools, release = tmp_path / "tools", tmp_path / "release"
+    tools.mkdir()
+    release.mkdir()
+    (tools / "pip").write_text("#!/bin/sh\n")
+    (tools / "cyclonedx-py").write_text(
+        "#!/bin/sh\nwhile [ $# -gt 1 ]; do [ $1 = --output-file ] && out=$2; shift; done\n"
+        """echo '{"components": [{"bom-ref": "click"}]}' >"$out"\n"""
+    )
+    (tools / "python3").write_text(f'#!/bin/sh\nmkdir -p "$3/bin" && cp {tools}/pip {tools}/cyclonedx-py "$3/bin"\n')
+    for each in tools.iterdir():
+        each.chmod(0o755)
+    names = [f"sottovoce-0.3.0-cp311-abi3-linux_{os.uname().machine}.whl", "sottovoce-0.3.0.tar.gz"]
+    for name in names:
+        (release / name).write_text(name)
+    path = f"{tools}:{os.environ['PATH']}"
+    script = ROOT / "deploy" / "finish-release.sh"
+    subprocess.run(["bash", str(script), str(release)], check=True, env={**os.environ, "PATH": path})
+    listed = dict(line.split()[::-1] for line in (release / "SHA256SUMS").read_text().splitlines())
+    assert listed == {
+        name: hashlib.sha256((release / name).read_bytes()).hexdigest() for name in (*names, "sottovoce.cdx.json")
+    }
 
 
 def test_wheels_are_tested_with_commands_that_exist() -> None:

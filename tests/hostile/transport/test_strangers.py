@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import itertools
 import os
 import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from peer.errors import PeerUnreachable
 from peer.net.control import call_control
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
 from peer.net.rpc import StreamLost
-from peer.net.security.authority import CertificateAuthority
+from peer.net.security.authority import CertificateAuthority, Issued
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.net.services import OWN_SOCKET
 from peer.net.transport import Transport
@@ -27,7 +29,18 @@ from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from tests.hostile.transport.caller import Caller, chunk, hello
-from tests.net.transport_peers import NAMES, Mind, build, credentials, dialled, hello_of, passive, running, until
+from tests.net.transport_peers import (
+    NAMES,
+    Mind,
+    authority,
+    build,
+    credentials,
+    dialled,
+    hello_of,
+    passive,
+    running,
+    until,
+)
 
 
 def listen(mind: Mind, **options: Any) -> Transport:
@@ -202,6 +215,46 @@ def test_a_caller_without_tls_gets_nowhere() -> None:
             with pytest.raises(StreamLost):
                 async with Caller(listener.port, None) as caller:
                     await caller.greet()
+            await unharmed(listener)
+
+    asyncio.run(story())
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_a_handshake_takes_tls_1_2_and_a_certificate_that_is_valid(tmp_path: Path) -> None:
+    async def story() -> None:
+        listener = listen(Mind())
+        issued = authority().issue(NAMES[1])
+        expired = authority().issue(NAMES[1], days=1, now=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+
+        def shakes_hands(version: ssl.TLSVersion, own: Issued | None) -> bool:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            # OpenSSL itself would leave out what is old.
+            context.set_ciphers("DEFAULT:@SECLEVEL=0")
+            context.set_alpn_protocols(["h2"])
+            context.minimum_version = context.maximum_version = version
+            if own is not None:
+                (tmp_path / "own.pem").write_bytes(own.certificate + own.key)
+                context.load_cert_chain(tmp_path / "own.pem")
+            address = ("127.0.0.1", listener.port or 0)
+            try:
+                with socket.create_connection(address, 30) as plain, context.wrap_socket(plain) as encrypted:
+                    return encrypted.version() is not None
+            except (ssl.SSLError, ConnectionError):
+                return False
+
+        async with running(listener):
+            told = {
+                case: await asyncio.to_thread(shakes_hands, version, own)
+                for case, version, own in (
+                    ("1.2", ssl.TLSVersion.TLSv1_2, issued),
+                    ("1.1", ssl.TLSVersion.TLSv1_1, issued),
+                    ("no certificate", ssl.TLSVersion.TLSv1_2, None),
+                    ("an expired one", ssl.TLSVersion.TLSv1_2, expired),
+                )
+            }
+            assert [case for case, is_let_in in told.items() if is_let_in] == ["1.2"]
             await unharmed(listener)
 
     asyncio.run(story())
