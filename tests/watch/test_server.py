@@ -154,6 +154,11 @@ def test_what_changes_is_sent_without_being_asked_for(tmp_path: Path) -> None:
     store.close()
 
 
+def test_it_listens_on_loopback_alone() -> None:
+    with listen(0) as opened:
+        assert opened.getsockname()[0] == "127.0.0.1"
+
+
 def test_a_port_that_is_taken_is_named() -> None:
     with listen(0) as opened, pytest.raises(ConfigError, match="--port"):
         listen(opened.getsockname()[1])

@@ -65,6 +65,12 @@ def test_of_a_long_list_the_place_is_named() -> None:
     )
 
 
+def test_of_each_name_four_bytes_are_told() -> None:
+    told = Meaning.of("classes", ("cat", "dog", "elephant"))
+    assert (ENTRY_BYTES, len(told.entries)) == (4, 3 * 4)
+    assert b"elep" not in told.entries
+
+
 def test_a_digest_that_differs_counts_whatever_the_entries_say() -> None:
     mine = Meaning.of("classes", ("cat", "dog"))
     for entries, count, words in (
