@@ -25,6 +25,12 @@ SHAPES = [
 EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES)
 
 
+@pytest.fixture(autouse=True)
+def _rounds_as_this_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that goes on with a folder of release 0.2 changes it for its whole process, this one too."""
+    monkeypatch.setattr(linear_kernels, "_rounds_as_before", False)
+
+
 def random_codes(shape: tuple[int, int], seed: int) -> torch.Tensor:
     return torch.randint(-128, 128, shape, dtype=torch.int8, generator=torch.Generator().manual_seed(seed))
 
@@ -111,9 +117,8 @@ def test_weight_gradients_are_those_of_float64(shape: tuple[int, int, int]) -> N
     assert torch.equal(sums, kernels.column_sums(gradient))
 
 
-def test_a_run_that_began_under_release_0_2_rounds_as_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_began_under_release_0_2_rounds_as_it_did() -> None:
     gradient, codes = numbers(70, 33).to(torch.bfloat16), random_codes((70, 40), 4)
-    monkeypatch.setattr(linear_kernels, "_rounds_as_before", False)
     now = linear_kernels.weight_gradient(gradient, codes, 5, 0.25)
     linear_kernels.round_weight_gradients_as_before_()
     found, sums = linear_kernels.weight_gradient(gradient, codes, 5, 0.25)
