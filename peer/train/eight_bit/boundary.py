@@ -53,8 +53,8 @@ class Network(Sequential):
 def _root_mean_square(x: torch.Tensor) -> float:
     """Return that of all numbers that are not 0, of which sparse data has few; rounded, so that the order in which a
     processor adds up does not matter."""
-    count = int(torch.count_nonzero(x))
-    mantissa, exponent = math.frexp(math.sqrt(x.double().square().sum().item() / max(count, 1)))
+    norm = torch.linalg.vector_norm(x, dtype=torch.float64).item()
+    mantissa, exponent = math.frexp(norm / math.sqrt(max(int(torch.count_nonzero(x)), 1)))
     return math.ldexp(round(mantissa, 9), exponent)
 
 
