@@ -59,10 +59,12 @@ def _settings(config: Config, facts: CardFacts) -> list[tuple[str, str]]:
         momentum += f", weight decay {training.weight_decay:g}"
     graph = config.graph.kind if isinstance(config.graph.kind, str) else ", ".join(config.graph.kind)
     rate = f"{training.learning_rate:g}, {training.schedule}, {training.warmup_rounds} rounds of warm-up"
+    # A script says itself how many rounds there are.
+    planned = "" if training.task == OWN_LOOP or facts.round is None else f" of {config.run.rounds}"
     rows = [
         ("task", f"{training.task}" + (f" ({options})" if options else "")),
         ("peers", f"{facts.num_peers}, graph {graph}"),
-        ("rounds", f"{config.run.rounds}" if facts.round is None else f"{facts.round} of {config.run.rounds}"),
+        ("rounds", f"{config.run.rounds if facts.round is None else facts.round}{planned}"),
         ("algorithm", config.algorithm.name),
         ("messages", describe_compressor(build_compressor(config)) if algorithm_spec(config).compresses else "float32"),
     ]

@@ -140,15 +140,16 @@ def test_no_file_names_a_folder_of_this_machine_or_quotes_code(exported: Path) -
 
 def test_the_card_of_a_script_says_nothing_of_its_steps_and_data() -> None:
     """The section `training` says nothing of them, whatever stands there."""
-    facts = CardFacts(description="the averaged model of the run", round=None, num_peers=3)
+    facts = CardFacts(description="the averaged model of the run", round=30, num_peers=3)
     card, script = (
         model_card(Config.model_validate({"training": {"task": task}}), facts, [Path("m.safetensors")])
         for task in ("digits", "loop")
     )
     rows = {line for line in card.splitlines() if line.startswith("| ")} - {*script.splitlines()}
-    of_tasks = {"task", "local step", "learning rate", "momentum", "precision", "data"}
+    of_tasks = {"task", "rounds", "local step", "learning rate", "momentum", "precision", "data"}
     assert {row.split(" | ")[0].removeprefix("| ") for row in rows} == of_tasks
     assert "| task | loop |" in script
+    assert "| rounds | 30 |" in script, "it says itself how many there are"
 
 
 def test_the_lines_of_the_card_load_the_model(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
