@@ -393,7 +393,10 @@ def _read(
         said = f", with {of.get(whose, f'the statistics of {whose}')}"
     peers = [model.name for model in models] if contributors is None else [*map(str, contributors)]
     metadata = {"task": first.config.training.task, "peers": ", ".join(peers)}
-    return _Whole(tensors, {**metadata, "statistics": whose}, said, opened, contributors)
+    alike = {*models[0].form.trained, *models[0].frozen}
+    if {models[0].form.entries.get(entry, entry) for entry in tensors} - alike:
+        metadata["statistics"] = whose
+    return _Whole(tensors, metadata, said, opened, contributors)
 
 
 def _open(folder: _PeerFolder, *, is_old: bool) -> RunSetup:

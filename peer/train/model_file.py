@@ -121,8 +121,9 @@ def file_parts(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str])
     """
     # The library knows the names and the order of types; of each tensor it gets a form without rows.
     bare = {name: each.new_empty((0, *each.shape[1:]) if each.ndim else ()) for name, each in tensors.items()}
-    whole = save(bare, metadata=dict(metadata))
-    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    whole = save(bare)
+    # The library writes metadata in an order of chance.
+    header = {"__metadata__": {**metadata}, **json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])}
     names, end = [name for name in header if name != "__metadata__"], 0
     for name in names:
         start, end = end, end + tensors[name].nbytes

@@ -150,5 +150,7 @@ def test_the_pieces_of_a_file_are_the_bytes_that_the_library_writes():
     shared = tensors | {"turned": tensors["weight"].T, "tied": tensors["weight"], "conj": tensors["complex"].conj()}
     copies = {name: each.resolve_conj().clone().contiguous() for name, each in shared.items()}
     assert b"".join(file_parts(shared, metadata)) == save(copies, metadata=metadata)
+    facts = {name: name for name in "abcdef"}
+    assert len({b"".join(file_parts(shared, facts)) for _ in range(9)}) == 1, "one model, one file"
     pieces = [np.frombuffer(each, np.uint8) for each in file_parts({"weight": tensors["weight"]}, metadata)]
     assert np.shares_memory(pieces[1], tensors["weight"].numpy())
