@@ -150,8 +150,9 @@ def _handle(desk: Invitations, event: Event, approved: bool, as_json: bool) -> N
         click.echo(f"not admitted: {error}", err=True)
         return
     if done is not None:
+        seat = "" if done.identity.name == event.name else f" as {done.identity.name}"
         what = {**what, "event": "admitted", "index": done.index, "folder": str(done.folder)}
-        _tell(as_json, what, f"signed     {event.name}, until {done.identity.not_after:%Y-%m-%d}")
+        _tell(as_json, what, f"signed     {event.name}{seat}, until {done.identity.not_after:%Y-%m-%d}")
     elif not admitted:
         _tell(as_json, {**what, "event": "refused"}, f"refused    {event.name}; its invitation is spent")
 
@@ -216,6 +217,8 @@ def join(
     from peer.net.security.invitations import read_invitation
     from peer.ops.joining import device_name, join
 
+    if any(word.startswith("sotto-invitation-") for word in words):
+        raise click.UsageError("an invitation is a secret: leave it out here, and paste it when it is asked for")
     if (script := named_script(words, module)) is not None:
         script.refuse_missing()
     own = load(None, overrides=settings)
@@ -226,16 +229,10 @@ def join(
     name = name or device_name()
     folder = folder or Path(name)
     invitation = read_invitation(_pasted())
-    file = join(
-        folder,
-        invitation,
-        name=name,
-        host=host,
-        own=own,
-        say=lambda sentence: click.echo(sentence, err=True),
-    )
+    file = join(folder, invitation, name=name, host=host, own=own, say=lambda sentence: click.echo(sentence, err=True))
     config = load(file, environment={})
-    click.echo(f"admitted to {invitation.run} as {config.own.name}; folder {folder}", err=True)
+    begins = "it joins some rounds after it connects" if config.own.admitted else "round 0 begins when all are there"
+    click.echo(f"admitted to {invitation.run} as {config.own.name}; {begins}; folder {folder}", err=True)
     named = script.words if script else ("SCRIPT",) * (config.training.task == OWN_LOOP)
     start = command("run", *named, "--config", file)
     _show_settings(config)

@@ -277,7 +277,7 @@ def _verified(invitation: Invitation, address: str, ca: bytes, shown: bytes) -> 
     if hashlib.sha256(der(ca)).digest() != invitation.authority:
         raise SecurityError(
             f"another run answers at {address}, or somebody in its name: its CA is not that of the invitation; nothing"
-            " was sent to it"
+            f" was sent to it. There, `sotto invite` has to run with the folder of {invitation.run}; or ask anew"
         )
     certificate = parse_shown(shown, f"whoever answers at {address}")
     if not was_signed_by(certificate, authority):

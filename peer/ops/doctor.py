@@ -89,10 +89,7 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
         entries = [config.peers[peer] for peer in _neighbors(config, base)]
         known = newcomers(config, base, status or {}).values()
         entries += [each for each in known if each.name in (status or {}).get("links", {})]
-        versions = {
-            config.own.name: __version__,
-            **versions_of([] if status is None else [status]),
-        }
+        versions = {config.own.name: __version__, **versions_of([] if status is None else [status])}
         for each in await asyncio.gather(*(_neighbor(config, security, entry, versions) for entry in entries)):
             found += each
     found += _releases(versions)

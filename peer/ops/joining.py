@@ -90,7 +90,7 @@ def join(
             if given is not None and given.state == "refused":
                 raise SecurityError(f"not admitted: {given.why}")
             if time.time() >= invitation.expires:
-                raise PeerUnreachable(f"the invitation has expired, and this device was not admitted: {why}")
+                raise PeerUnreachable(f"the invitation has expired; ask for a new one (not admitted: {why})")
             if why != said:
                 say(f"waiting: {why}")
                 said = why
@@ -115,9 +115,7 @@ def _free_address(host: str, held: contextlib.ExitStack) -> str:
 
 
 def _ask(
-    invitation: Invitation,
-    request: Callable[[str | None], bytes],
-    keep: Callable[[Mapping[str, Any], bytes], None],
+    invitation: Invitation, request: Callable[[str | None], bytes], keep: Callable[[Mapping[str, Any], bytes], None]
 ) -> tuple[_Given | None, str]:
     """Return the answer of the first address that has one, and what is waited for. Raises SecurityError or
     RemoteProtocolError if only others answer."""

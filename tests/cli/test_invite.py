@@ -151,6 +151,13 @@ def test_a_script_reads_of_a_leak_with_both_keys(tmp_path: Path) -> None:
         (("join",), "", 3, "this is no invitation; paste the line"),
         (("join",), "sotto-invitation-1-abcd", 3, "incomplete or was changed on its way"),
         (("join", "missing.py"), "", 2, "missing.py: there is no such script"),
+        (
+            ("join", "train.py", "sotto-invitation-1-abcd"),
+            "",
+            2,
+            "leave it out here, and paste it when it is asked for",
+        ),
+        (("join", "sotto-invitation-1-abcd"), "", 2, "leave it out here, and paste it when it is asked for"),
         (("invite", "kits", "--hours", "169"), "", 2, "--hours: is 168 at most"),
         (("invite", "kits", "--host", "0.0.0.0"), "", 2, "--host: stands for all addresses"),
         (("invite", "kits", *("--host", "10.0.0.1") * 4), "", 2, "--host: can be given 3 times at most"),
@@ -234,6 +241,7 @@ def test_an_invited_device_joins_a_script_in_progress(tmp_path: Path) -> None:
         _, err = inviting.communicate(timeout=PATIENCE_S)
         assert inviting.returncode == 0, err
         assert "garage has its certificate" in err
+        assert "admitted to loop as garage; it joins some rounds after it connects" in log.read_text()
         assert "garage joins from round" in (files[0].parent / "log.txt").read_text()
     finally:
         for process in (*processes, inviting):
@@ -268,7 +276,12 @@ def test_a_run_begins_when_its_seats_are_filled(tmp_path: Path) -> None:
     for name, port in (("garage", ports[1]), ("attic", ports[2])):
         words = ("--name", name, "--host", f"127.0.0.1:{port}", *train)
         devices.append(join_process(tmp_path / name, *words, typed=inviting.stdout.readline()))
-    assert inviting.wait(PATIENCE_S) == 0
+    _, said = inviting.communicate(timeout=PATIENCE_S)
+    assert inviting.returncode == 0, said
+    assert {*re.findall(r"signed +(garage|attic) as (peer-\d),", said)} in (
+        {("garage", "peer-1"), ("attic", "peer-2")},
+        {("garage", "peer-2"), ("attic", "peer-1")},
+    )
     folder = tmp_path / "first"
     folder.mkdir()
     first = [sys.executable, "-m", "peer", "run", "--config", "../new/peer-0/peer.toml", *train]
@@ -276,6 +289,11 @@ def test_a_run_begins_when_its_seats_are_filled(tmp_path: Path) -> None:
         devices.append(subprocess.Popen(first, cwd=folder, stdout=log, stderr=log))
     for device, name in zip(devices, ("garage", "attic", "first"), strict=True):
         assert device.wait(PATIENCE_S) == 0, (tmp_path / name / "log.txt").read_text()
+    assert "; round 0 begins when all are there" in (tmp_path / "attic" / "log.txt").read_text()
+    folders = (tmp_path / "garage/garage", tmp_path / "attic/attic", tmp_path / "new/peer-0", tmp_path / "new")
+    for number, each in enumerate(folders):
+        assert sotto("export", str(each), "-o", f"{number}.safetensors").exit_code == 0
+    assert len({Path(f"{number}.safetensors").read_bytes() for number in range(4)}) == 1, "every device's is the same"
     found = sorted(
         file.name for name in ("garage", "attic", "first") for file in (tmp_path / name).glob("*.safetensors")
     )

@@ -381,6 +381,11 @@ def test_an_expired_invitation_admits_nobody_not_even_its_own_device(
         with pytest.raises(SecurityError, match="the invitation has expired"):
             site.join(invitation, name, wait=_wait_no_longer)
     wait_until(lambda: site.desk.unanswered() == [])
+    # A device that waits for an operator who is away is told the same.
+    late = site.invite(valid_s=0)
+    site.stop()
+    with pytest.raises(PeerUnreachable, match="has expired; ask for a new one"):
+        site.join(late, "shed", wait=_wait_no_longer)
 
 
 def test_a_revoked_device_gets_its_certificate_no_more(site: Site) -> None:
@@ -419,7 +424,7 @@ def test_guesses_are_bounded_for_each_host(site: Site) -> None:
 def test_an_invitation_to_another_run_sends_nothing(site: Site, tmp_path: Path) -> None:
     other = Site(tmp_path / "other")
     invitation = replace(other.invite(), addresses=(site.address,))
-    with pytest.raises(SecurityError, match=r"another run answers at 127.0.0.1.*nothing was sent to it"):
+    with pytest.raises(SecurityError, match=r"another run answers at 127.0.0.1.*nothing was sent to it.*of garden"):
         site.join(invitation, wait=_wait_no_longer)
     assert not (site.folder / "garage").exists(), "no key is made for whoever it is"
     other.stop()
