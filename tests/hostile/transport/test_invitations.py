@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-import stat
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -247,17 +247,6 @@ def test_a_kill_between_signature_and_note_signs_nothing_twice(site: Site) -> No
     site.start()
     site.join(invitation, wait=_wait_no_longer)
     assert len(list((site.kits / "issued").iterdir())) == 1
-
-
-def test_open_invitations_are_the_operators_alone(site: Site) -> None:
-    """A file of them holds the secret."""
-    site.invite()
-    folder = site.kits / "invitations"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    site.stop()
-    folder.chmod(0o755)
-    with pytest.raises(PermissionError, match="other users can enter it"), Invitations(site.kits):
-        pass
 
 
 def test_half_a_file_that_a_kill_left_is_no_invitation(site: Site) -> None:
@@ -542,6 +531,67 @@ def test_a_listener_without_the_secret_gives_no_answer_that_counts(site: Site) -
     with pytest.raises(SecurityError, match="does not know this invitation; nothing was written"):
         site.join(replace(invitation, addresses=(f"127.0.0.1:{thief.port}",)), wait=_wait_no_longer)
     thief.close()
+
+
+class Between:
+    """A relay on the way to the operator's machine. It keeps what it passes on, and changes it first where it lies."""
+
+    def __init__(self, port: int, *, lies_to: str | None = None) -> None:
+        self._port, self._lies_to = port, lies_to
+        self.passed = b""
+        self._open = ExitStack()
+        self._socket = self._open.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._open.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                device, _ = self._socket.accept()
+                operator = socket.create_connection(("127.0.0.1", self._port))
+                for source, target, whom in ((device, operator, "operator"), (operator, device, "device")):
+                    threading.Thread(target=self._pass, args=(source, target, whom), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, whom: str) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.passed += data
+                target.sendall(data[:-1] + bytes([data[-1] ^ 1]) if whom == self._lies_to else data)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("whom", ["device", "operator"])
+def test_a_relay_that_lies_is_no_answer(site: Site, whom: str) -> None:
+    invitation = site.invite()
+    relay = Between(site.port, lies_to=whom)
+    with pytest.raises(StillWaits):
+        site.join(replace(invitation, addresses=(relay.address,)), wait=_wait_no_longer)
+    assert relay.passed
+    relay.close()
+    assert site.desk.events.empty(), "nobody has asked"
+    assert site.join(invitation).exists(), "the invitation is not spent"
+
+
+def test_a_relay_reads_nothing_of_what_it_passes_on(site: Site) -> None:
+    invitation = site.invite()
+    relay = Between(site.port)
+    file = site.join(replace(invitation, addresses=(relay.address,)))
+    relay.close()
+    request = (file.parent / "request.pem").read_bytes()
+    for told in (
+        invitation.secret,
+        invitation.id,
+        invitation.id.hex().encode(),
+        request[100:140],
+        b"garden",
+        b"garage",
+    ):
+        assert told not in relay.passed
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
