@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 from peer import __version__
@@ -35,11 +36,26 @@ html_theme = "furo"
 html_title = "Sottovoce"
 html_copy_source = False
 html_show_copyright = False
+html_static_path = ["site"]
+html_css_files = ["site.css"]
+html_js_files = ["site.js"]
+# Two hyphens are those of an option; blocks without a language are no Python.
+smartquotes = False
+highlight_language = "none"
 
 _LISTED = re.compile(r"^(?:- |\| )\[([^]]+)\]\(([^)#:]+)\.md\)", re.MULTILINE)
 _START = """<!doctype html><meta charset="utf-8"><title>Sottovoce</title>
 <meta http-equiv="refresh" content="0; url=docs/index.html"><a href="docs/index.html">Documentation</a>
 """
+
+_NEW_LINE = re.compile(r"# (new|changed)$")
+_NAMED = {
+    '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="All pages">',
+    '<aside class="toc-drawer': '<aside aria-label="This page" class="toc-drawer',
+    '<th class="head"><p></p></th>': "<td></td>",
+}
+"""What the theme and the tables leave without a name that a screen reader could say, and what stands there instead."""
 
 _MOVED = tomllib.loads((Path(__file__).parent / "moved.toml").read_text(encoding="utf-8"))
 _LEAD = "<script>var to = {moved}[location.hash.slice(1)]{otherwise}; if (to) location.replace(to)</script>"
@@ -51,7 +67,9 @@ _STUB = """<!doctype html><meta charset="utf-8"><title>Moved</title>{lead}
 def setup(app: Sphinx) -> None:
     """Have Sphinx call what is below."""
     app.connect("source-read", _add_contents)
+    app.connect("doctree-read", _mark_new_lines)
     app.connect("html-page-context", _lead_on)
+    app.connect("build-finished", _name_parts)
     app.connect("build-finished", _write_start)
     app.connect("build-finished", _write_stubs)
 
@@ -66,6 +84,24 @@ def _add_contents(app: Sphinx, page: str, source: list[str]) -> None:
             heading = section.partition("\n")[0].removeprefix("## ") if section.startswith("## ") else ""
             caption = [f":caption: {heading}"] if heading and page == root_doc else []
             source[0] += "\n".join(["", "```{toctree}", ":hidden:", *caption, "", *entries, "```", ""])
+
+
+def _mark_new_lines(app: Sphinx, tree: nodes.document) -> None:
+    """Highlight lines that an example marks as new: their marks may be outside of what is seen."""
+    for block in tree.findall(nodes.literal_block):
+        lines = block.astext().splitlines()
+        if marked := [number for number, line in enumerate(lines, 1) if _NEW_LINE.search(line)]:
+            block["highlight_args"] = {**block.get("highlight_args", {}), "hl_lines": marked}
+
+
+def _name_parts(app: Sphinx, error: Exception | None) -> None:
+    """Name the parts of each page for those who hear it."""
+    if error is None and app.builder.format == "html":
+        for page in Path(app.outdir).rglob("*.html"):
+            text = page.read_text(encoding="utf-8")
+            for silent, named in _NAMED.items():
+                text = text.replace(silent, named)
+            page.write_text(text, encoding="utf-8")
 
 
 def _write_start(app: Sphinx, error: Exception | None) -> None:

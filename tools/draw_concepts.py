@@ -14,10 +14,11 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images" / "concepts"
 BLUE, ORANGE, GREEN, GREY, INK = "#2563a8", "#c2571a", "#3f7d44", "#b9bec6", "#24292f"
 COLORS = (BLUE, ORANGE, GREEN)
+DARK = "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.93) hue-rotate(180deg) } }</style>"
 
 
 class Picture:
-    """An SVG of a given size in pixels, on white, so that it can be read on a dark page as well."""
+    """An SVG of a given size in pixels, on white; on a dark page its lightness is turned round, and its hues stay."""
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self._size, self._title = (width, height), title
@@ -70,7 +71,7 @@ class Picture:
             f'role="img" font-family="system-ui, sans-serif">'
         )
         ground = f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>'
-        return "\n".join([head, f"<title>{self._title}</title>", ground, *self._parts, "</svg>", ""])
+        return "\n".join([head, f"<title>{self._title}</title>", DARK, ground, *self._parts, "</svg>", ""])
 
 
 def push_sum() -> Picture:

@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests.browser import SIZES, Page
 from tests.docs.walk import ROOT
 from tools.draw_concepts import FOLDER, PICTURES
 
@@ -25,23 +27,60 @@ def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, str(source), str(site)], capture_output=True, text=True, cwd=ROOT, check=False)
 
 
-@pytest.mark.slow
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    built = build(ROOT, tmp_path)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built without a warning."""
+    folder = tmp_path_factory.mktemp("site")
+    built = build(ROOT, folder)
     assert (built.returncode, built.stderr) == (0, "")
-    assert "url=docs/index.html" in (tmp_path / "index.html").read_text()
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(site: Path) -> None:
+    assert "url=docs/index.html" in (site / "index.html").read_text()
     for page in PAGES:
-        assert (tmp_path / page.relative_to(ROOT)).with_suffix(".html").exists()
+        assert (site / page.relative_to(ROOT)).with_suffix(".html").exists()
     # What moved leads on, from pages that are gone and from headings of pages that are there.
-    gone = (tmp_path / "docs" / "tutorials" / "first-run.html").read_text()
+    gone = (site / "docs" / "tutorials" / "first-run.html").read_text()
     assert 'url=../running.html"' in gone
     assert '"use-the-model": "../running.html#use-the-model"' in gone
-    assert '"before-010": "upgrading.html#from-01"' in (tmp_path / "docs" / "upgrading.html").read_text()
+    assert '"before-010": "upgrading.html#from-01"' in (site / "docs" / "upgrading.html").read_text()
     # The lists of the index are the navigation of every page.
-    navigation = (tmp_path / "docs" / "glossary.html").read_text()
+    navigation = (site / "docs" / "glossary.html").read_text()
     assert {"Tutorials", "How-to guides", "Concepts", "Reference", "Studies"} <= set(
         re.findall(r'class="caption-text">([^<]+)<', navigation)
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["index", "own-loop", "commands", "configuration", "studies/race", "concepts/journal"])
+def test_a_page_fits_a_phone_and_a_laptop_and_passes_axe_in_light_and_dark(
+    chromium: Any, site: Path, page: str
+) -> None:
+    for size in SIZES:
+        shown = Page(chromium, (site / "docs" / f"{page}.html").as_uri(), size=size)
+        assert shown.complaints == []
+        for scheme in ("dark", "light"):
+            shown.page.emulate_media(color_scheme=scheme)
+            assert shown.violations() == []
+        assert shown.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        shown.close()
+
+
+@pytest.mark.slow
+def test_lines_that_are_new_are_seen_whole_on_a_laptop_and_what_is_cut_fades(chromium: Any, site: Path) -> None:
+    shown = Page(chromium, (site / "docs" / "own-loop.html").as_uri(), size=SIZES[1])
+    script = shown.page.locator("pre", has_text="def samples").first
+    lines = script.locator(".hll").all_inner_texts()
+    assert len(lines) == 6
+    assert all("# new" in line for line in lines)
+    assert "cut" not in (script.get_attribute("class") or "")
+    shown.page.set_viewport_size({"width": SIZES[0][0], "height": SIZES[0][1]})
+    shown.page.wait_for_selector("pre.cut[tabindex='0']")
+    script.evaluate("e => e.scrollTo(e.scrollWidth, 0)")
+    shown.page.wait_for_selector("pre:not(.cut)[tabindex='0']")
+    shown.close()
 
 
 def test_a_broken_link_or_a_page_that_nobody_lists_stops_the_build(tmp_path: Path) -> None:
