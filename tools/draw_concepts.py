@@ -66,10 +66,8 @@ class Picture:
     def svg(self) -> str:
         """Return the file."""
         width, height = self._size
-        head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-            f'role="img" font-family="system-ui, sans-serif">'
-        )
+        place = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {place} role="img" font-family="system-ui, sans-serif">'
         ground = f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>'
         return "\n".join([head, f"<title>{self._title}</title>", DARK, ground, *self._parts, "</svg>", ""])
 
