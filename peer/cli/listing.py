@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +27,10 @@ def list_kinds(what: str, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    width = max(len(row["name"]) for row in rows) + 2
+    columns, width = min(shutil.get_terminal_size().columns, 100), max(len(row["name"]) for row in rows) + 2
     for row in rows:
-        indent = " " * width
-        note = f"\n{indent}{row['note']}" if row.get("note") else ""
-        click.echo(f"{row['name']:<{width}}{row['summary']}{note}")
+        text = " ".join(filter(None, (row["summary"], row.get("note"))))
+        click.echo(click.wrap_text(text, columns, row["name"].ljust(width), " " * width))
 
 
 def _list_models() -> list[dict[str, Any]]:

@@ -15,11 +15,8 @@ from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.spectrum import Contraction
 from peer.gossip.topology import Schedule
 
-MAX_MATRIX_PEERS = 16
-"""Most peers for which `text` shows the matrix; for more, it lists neighbours."""
-
 MAX_LISTED_PEERS = 64
-"""Most of those lists that are shown."""
+"""Most peers whose receivers `text` lists."""
 
 MAX_LABELLED_EDGES = 48
 """Up to this many edges in a drawing, each shows its weight; with one weight for all, the caption says it instead."""
@@ -47,15 +44,15 @@ _DARK = _Colours("#e6eaec", "#98a3ab", "#233a44", "#56b4e9", "#1b2125")
 
 
 def text(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
-    """Return the properties of a schedule, and its weights or (for many peers) its neighbours."""
+    """Return the properties of a schedule, and to whom each peer sends, with what weights."""
     lines = [title(schedule), ""]
     if not schedule.is_time_varying and schedule.diameter is not None and schedule.diameter_is_exact:
         numbers = sorted(len(schedule.receivers(0, peer)) for peer in range(schedule.num_peers))
         others = f"{numbers[0]}" if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
         rounds = f"{schedule.diameter} round{'s' if schedule.diameter != 1 else ''}"
         lines += [
-            f"In each round, every peer sends to {others} of the others; what one of them learns reaches all in"
-            f" {rounds}.",
+            f"In each round, every peer sends to {others} of the others; what one of them",
+            f"learns reaches all in {rounds}.",
             "`--svg FILE` draws the graph.",
             "",
         ]
@@ -66,14 +63,9 @@ def text(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
         lines.append("")
         if schedule.is_time_varying:
             lines.append(_turn(schedule, number))
-        if schedule.num_peers <= MAX_MATRIX_PEERS:
-            lines += _matrix_lines(matrix)
-        else:
-            lines += _neighbour_lines(matrix, names)
+        lines += _receiver_lines(matrix, names)
     if len(schedule.matrices) > MAX_PANELS:
         lines += ["", f"… and {len(schedule.matrices) - MAX_PANELS} more graphs"]
-    if names and schedule.num_peers <= MAX_MATRIX_PEERS:
-        lines += ["", "peers: " + ", ".join(f"{index} {name}" for index, name in enumerate(names))]
     return "\n".join(lines)
 
 
@@ -215,24 +207,16 @@ def _turn(schedule: Schedule, number: int) -> str:
     return f"{rounds}, then every {schedule.cycle_rounds} rounds"
 
 
-def _matrix_lines(matrix: MixingMatrix) -> list[str]:
-    n = matrix.num_peers
-    cells = [[matrix.weight(receiver, sender) for sender in range(n)] for receiver in range(n)]
-    shown = [["·" if value == 0 else _weight(value) for value in row] for row in cells]
-    width = max(3, *(len(cell) for row in shown for cell in row))
-    lines = ["from →".rjust(9) + "".join(f" {sender:>{width}}" for sender in range(n))]
-    for receiver, row in enumerate(shown):
-        lines.append(f"{f'to {receiver}':>9}" + "".join(f" {cell:>{width}}" for cell in row))
-    return lines
-
-
-def _neighbour_lines(matrix: MixingMatrix, names: Sequence[str] | None) -> list[str]:
+def _receiver_lines(matrix: MixingMatrix, names: Sequence[str] | None) -> list[str]:
     lines = []
     for peer in range(min(matrix.num_peers, MAX_LISTED_PEERS)):
         label = f"{peer} {names[peer]}" if names else str(peer)
-        receivers = [str(receiver) for receiver in matrix.receivers(peer)]
-        more = f", … ({len(receivers)} in all)" if len(receivers) > 16 else ""
-        lines.append(f"  {label} → {', '.join(receivers[:16]) or 'nobody'}{more}")
+        receivers = matrix.receivers(peer)
+        weights = [_weight(matrix.weight(receiver, peer)) for receiver in receivers[:10]]
+        alike = len(set(weights)) == 1
+        shown = [f"{r}" if alike else f"{r} ({w})" for r, w in zip(receivers, weights, strict=False)]
+        more = f", … {len(receivers)} in all" if len(receivers) > len(weights) else ""
+        lines.append(f"  {label} → {', '.join(shown) or 'nobody'}{more}" + (f" ({weights[0]} each)" if alike else ""))
     if matrix.num_peers > MAX_LISTED_PEERS:
         lines.append(f"  … and {matrix.num_peers - MAX_LISTED_PEERS:,} more peers")
     return lines
