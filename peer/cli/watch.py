@@ -33,10 +33,10 @@ from peer.errors import ConfigError
 def watch(place: Path | None, port: int, operate: bool, as_json: bool) -> None:
     """Show a run on a live page in the browser.
 
-    The argument is a run folder (`sotto up`, `sotto simulate`), a cluster folder (`sotto init cluster`), or a kit or
-    configuration file of one peer; by default ./peer.toml or, without one, the newest run in ./runs. The page shows the
-    graph with its links, who waits for whom, the curves of all peers, the worst peer, traffic, events and logs. Figures
-    from before the page was opened come from the metrics.
+    The argument is a run folder (`sotto up`, `sotto simulate`), a cluster folder (`sotto init cluster`), or the folder
+    or configuration file of one device; by default ./peer.toml or, without one, the newest run in ./runs. The page
+    shows the curves of all peers, the worst peer, the graph with its links, who waits for whom, traffic, events and
+    logs. Figures from before the page was opened come from the metrics.
 
     The command prints the address of the page and serves it until Ctrl-C, on loopback only. The address contains a
     token; without it, nobody on this machine can read the figures. From another machine, forward the port with

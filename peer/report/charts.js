@@ -157,6 +157,14 @@
     for (const kind of ["pointerenter", "focus"]) plot.addEventListener(kind, first);
   }
 
+  // What is wider than its place fades where it is cut.
+  const sizes = new ResizeObserver((seen) => seen.forEach(({target}) => fade(target.closest(".scroll"))));
+  const fade = (box) => box.classList.toggle("cut", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  document.querySelectorAll(".scroll").forEach((box) => {
+    box.addEventListener("scroll", () => fade(box), {passive: true});
+    [box, ...box.children].forEach((each) => sizes.observe(each));
+  });
+
   document.querySelectorAll("svg.plot").forEach(watch);
   // For the script of a live page.
   window.charts = {watch, write: WRITE};

@@ -22,7 +22,7 @@ from peer.report.comparison import (
 )
 from peer.report.numbers import MISSING, count, duration, figure, size, times
 from peer.report.run_data import RunData
-from peer.report.terminal_chart import COLOURS, terminal_chart
+from peer.report.terminal_chart import COLOURS, MARKS, terminal_chart
 from peer.report.whole_models import WHOLE_MODELS, reduction
 from peer.state.metrics import Summary
 
@@ -69,9 +69,9 @@ def result_tables(found: Sequence[Contender]) -> list[tuple[str, Rows]]:
         ("one process", lambda each: _written(each, lambda s: s.single_process(criterion), write)),
     ]
     cost: list[_Column] = [
-        ("payload", lambda each: _written(each, lambda s: s.payload_bytes, size)),
-        ("less", lambda each: _written(each, lambda s: reduction(s, s.payload_bytes), times)),
-        ("socket", lambda each: _written(each, lambda s: s.socket_bytes, size)),
+        ("model updates", lambda each: _written(each, lambda s: s.payload_bytes, size)),
+        ("saved", lambda each: _written(each, lambda s: reduction(s, s.payload_bytes), times)),
+        ("network", lambda each: _written(each, lambda s: s.socket_bytes, size)),
         ("time", lambda each: _written(each, lambda s: s.training_seconds or None, duration) + _clock(each)),
         ("a round", lambda each: _written(each, lambda s: 1000 * s.seconds_per_round or None, _milliseconds)),
     ]
@@ -109,7 +109,7 @@ def sentence_about(found: Sequence[Contender]) -> str:
     seeds = " Of several seeds: the mean, and the lowest and highest." if any(len(e.runs) > 1 for e in found) else ""
     simulated = [run.summary is not None and run.summary.simulated for each in found for run in each.runs]
     clocks = " Times of simulations are virtual." if any(simulated) and not all(simulated) else ""
-    return f"Bytes are those of all peers. less: than {WHOLE_MODELS}.{clocks}{seeds}"
+    return f"Bytes are those of all peers. saved: against {WHOLE_MODELS}.{clocks}{seeds}"
 
 
 class _Charts:
@@ -120,7 +120,7 @@ class _Charts:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, 100)
-        for name, curve, y in curves(self._found)[::2]:
+        for name, curve, y in curves(self._found)[:1]:
             for measure in _MEASURES:
                 axis, lines = comparison_lines(self._found, curve, measure)
                 if axis is None:
@@ -156,6 +156,7 @@ def _table(rows: Rows, *, coloured: bool = False) -> Table:
     for column, head in enumerate(heads):
         table.add_column(Text(head), justify="left" if column == 0 or not coloured else "right", overflow="fold")
     for number, line in enumerate(lines):
-        name = Text(line[0], style=COLOURS[number % len(COLOURS)] if coloured else "")
+        mark = f"{MARKS[number % len(MARKS)]} " if coloured else ""
+        name = Text(mark + line[0], style=COLOURS[number % len(COLOURS)] if coloured else "")
         table.add_row(name, *map(Text, line[1:]))
     return table

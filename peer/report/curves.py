@@ -51,7 +51,7 @@ def measures(data: RunData) -> list[Against]:
         Against("round", Axis(label="round", unit="count", low=0.0), lambda _, done: done, lambda done: done),
     ]
     if any(record.frame_bytes for record in data.rounds):
-        axis = Axis(label="bytes sent by a peer, as frames", unit="bytes", low=0.0)
+        axis = Axis(label="bytes sent by a peer", unit="bytes", low=0.0)
         result.append(_cumulative(data, "bytes", axis, lambda record: record.frame_bytes, running=False))
     if any(record.time_s for record in data.rounds):
         simulated = data.summary is not None and data.summary.simulated
@@ -68,8 +68,17 @@ def worst_figure(data: RunData, criterion: Criterion) -> list[tuple[int, float]]
     for points in own.values():
         for done, value in points:
             by_round.setdefault(done, []).append(value)
-    # A round that only some peers have finished says nothing about the worst of all.
-    return [(done, criterion.worst(values)) for done, values in sorted(by_round.items()) if len(values) == len(own)]
+    # A round that only some of its members have finished says nothing about the worst of all.
+    gone = gone_peers(data)
+    spans = [(one[0][0], one[-1][0] if peer in gone else math.inf) for peer, one in own.items()]
+    count = {done: sum(first <= done <= last for first, last in spans) for done in by_round}
+    return [(done, criterion.worst(values)) for done, values in sorted(by_round.items()) if len(values) == count[done]]
+
+
+def gone_peers(data: RunData) -> set[int]:
+    """Return the peers that took part, and were no members any more when the run ended."""
+    members = data.summary.members if data.summary is not None else []
+    return set(data.peers) - set(members) if members else set()
 
 
 def averaged_figure(data: RunData, criterion: Criterion) -> list[tuple[int, float]]:
@@ -95,7 +104,7 @@ def figure_charts(data: RunData, criterion: Criterion) -> list[Chart]:
     own, worst = _test_figures(data, criterion), worst_figure(data, criterion)
     averaged = own.pop(-1, [])
     single = data.summary.single_process(criterion) if data.summary is not None else None
-    vertical = figure_axis(criterion, _accuracy_floor(worst))
+    vertical = figure_axis(criterion, _accuracy_floor([value for one in (*own.values(), averaged) for _, value in one]))
     charts = []
     for measure in measures(data):
         lines = [
@@ -192,7 +201,7 @@ def _bits_chart(data: RunData, rounds: Against) -> Chart:
     bound = _over_peers(data, lambda r: r.entropy_bits / r.values if r.values and r.entropy_bits else None, mean)
     lines.append(Line(label="entropy bound", points=smooth(bound, MOST_POINTS), style="bound"))
     axis = Axis(label="bits", low=0.0)
-    return line_chart("Payload bits a parameter", lines, rounds.axis, axis)
+    return line_chart("Bits a parameter", lines, rounds.axis, axis)
 
 
 def _values(data: RunData, reading: Reading) -> set[float]:
@@ -295,9 +304,6 @@ def _cumulative(
     return Against(name, axis, of_round, of_all)
 
 
-def _accuracy_floor(worst: Sequence[tuple[int, float]]) -> float:
-    """Return the start of the accuracy axis: low enough for everything after the first tenth of the run."""
-    if not worst:
-        return 0.0
-    late = [value for done, value in worst if done >= worst[-1][0] / 10]
-    return max(0.0, int(10 * min(late) - 0.5) / 10)
+def _accuracy_floor(values: Sequence[float]) -> float:
+    """Return the start of the accuracy axis: a whole tenth below all that is drawn."""
+    return max(0.0, int(10 * min(values, default=0.0) - 0.5) / 10)

@@ -121,7 +121,7 @@ def line(progress: Progress) -> str:
         if progress.averaged_figure is not None:
             parts.append(f"averaged {_compared(progress, progress.averaged_figure)}")
         if progress.payload_bytes:
-            parts.append(f"sent {size(progress.payload_bytes)} ({times(progress.reduction)} less than whole models)")
+            parts.append(f"sent {size(progress.payload_bytes)} ({times(progress.reduction)} saved)")
         troubled = [f"{peer.name} {peer.state}" for peer in progress.peers if peer.state in {"diverged", "lost"}]
         parts.extend(troubled[:3])
     return "  ".join(parts)
@@ -158,12 +158,9 @@ def _header(progress: Progress) -> RenderableType:
     figures = [
         ("worst peer", _compared(progress, progress.worst_figure)),
         ("averaged", _compared(progress, progress.averaged_figure)),
-        ("consensus distance", significant(progress.consensus_distance)),
         (
             "sent",
-            f"{size(progress.payload_bytes)}, {times(progress.reduction)} less than whole models"
-            if progress.payload_bytes
-            else MISSING,
+            f"{size(progress.payload_bytes)}, {times(progress.reduction)} saved" if progress.payload_bytes else MISSING,
         ),
     ]
     text = Text()

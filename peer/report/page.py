@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -15,6 +16,9 @@ import jinja2
 
 from peer import __version__
 from peer.report.blocks import Block, Section
+
+_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|min|h|[kMG]?B)\b|%)|(?<= min) (?=\d\d)|(?<= h) (?=\d\d)")
+"""The spaces between numbers and their units, at which no line ends."""
 
 
 def document(
@@ -61,4 +65,5 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     found.globals["version"] = __version__
+    found.filters["unbroken"] = lambda text: _UNIT.sub("\u00a0", text)
     return found

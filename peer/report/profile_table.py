@@ -20,7 +20,7 @@ def profile_table(report: Profile) -> RenderableType:
     title = Text.assemble((work.model, "bold"), f"  {count(report.parameters)} parameters, batch {work.batch}")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("each iteration of one peer")
-    for heading in ("float32", "bfloat16", "less", "int8", "less"):
+    for heading in ("float32", "bfloat16", "saved", "int8", "saved"):
         table.add_column(heading, justify="right")
     costs = [report.costs[precision] for precision in PRECISIONS]
     sizes: dict[str, Sequence[float | None]] = {

@@ -14,7 +14,7 @@ from peer.files import write_whole
 from peer.records import ACCURACY, Criterion
 from peer.report import blocks
 from peer.report.blocks import MOST_ROWS, Block, Missing, Remark, Section, Table
-from peer.report.curves import MOST_PEERS, figure_charts, health_charts, loss_charts
+from peer.report.curves import MOST_PEERS, figure_charts, gone_peers, health_charts, loss_charts
 from peer.report.drawing import inline_drawing
 from peer.report.line_chart import Chart
 from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times, when
@@ -101,20 +101,15 @@ def _key_figures(data: RunData) -> list[Block]:
     summary = data.summary
     if summary is None:
         return [Missing("They are written when a run ends.")]
-    bound = summary.entropy_bits_per_parameter
     if summary.socket_bytes is not None:
-        sent = ("On the socket", *_less(summary, summary.socket_bytes, "with TLS, HTTP/2 and control"))
+        sent = ("On the network", *_saved(summary, summary.socket_bytes, "with TLS, HTTP/2 and control"))
     else:
-        sent = ("Frames", *_less(summary, summary.frame_bytes, "with headers and checksums"))
+        sent = ("Messages", *_saved(summary, summary.frame_bytes, "with headers and checksums"))
     cards = [
         *(card for criterion in summary.all_criteria for card in _figure_cards(summary, criterion)),
-        ("Payload", *_less(summary, summary.payload_bytes, "layers of the messages")),
+        ("Model updates", *_saved(summary, summary.payload_bytes, "their numbers alone")),
         sent,
-        (
-            "Bits a parameter",
-            significant(summary.bits_per_parameter),
-            f"entropy bound {significant(bound)}" if bound is not None else "payload of each message",
-        ),
+        ("Bits a parameter", significant(summary.bits_per_parameter), "of each model update; 32 in a whole model"),
         _time_card(summary),
     ]
     return [blocks.Cards(cards)]
@@ -130,18 +125,18 @@ def _figure_cards(summary: Summary, criterion: Criterion) -> list[tuple[str, str
         )
     name = "" if criterion == ACCURACY else f", {criterion.name}"
     averaged = summary.averaged(criterion)
-    of_all = (f"Averaged model{name}", figure(criterion, averaged), "Σ x over Σ u of all peers")
+    of_all = (f"Averaged model{name}", figure(criterion, averaged), "the mean of all peers' models")
     if averaged is None and len(summary.of_peers(criterion)) > 1:
         of_all = (f"Mean of devices{name}", figure(criterion, summary.mean(criterion)), "each with its own model")
     return [(f"Worst peer{name}", figure(criterion, worst), against), of_all]
 
 
-def _less(summary: Summary, num_bytes: int, what: str) -> tuple[str, str]:
+def _saved(summary: Summary, num_bytes: int, what: str) -> tuple[str, str]:
     """Return the figure and the note of a card for a number of bytes, as a reduction where there is one."""
-    less = reduction(summary, num_bytes)
-    if less is None:
+    saved = reduction(summary, num_bytes)
+    if saved is None:
         return size(num_bytes), what
-    return times(less), f"less than {WHOLE_MODELS}: {size(num_bytes)}, {what}"
+    return times(saved), f"saved against {WHOLE_MODELS}: {size(num_bytes)}, {what}"
 
 
 def _time_card(summary: Summary) -> tuple[str, str, str]:
@@ -161,14 +156,14 @@ def _time_card(summary: Summary) -> tuple[str, str, str]:
 
 
 def _charts(data: RunData, charts: Sequence[Chart], note: str = "") -> list[Block]:
-    sentences = [note] if note else []
-    if empty := [chart.title for chart in charts if chart.plot is None and not chart.note]:
-        sentences.append(f"Not recorded in this run: {', '.join(empty)}.")
-    sentences += [chart.note for chart in charts if chart.note]
+    drawn = [chart for chart in charts if chart.plot is not None]
+    said = [chart.note for chart in charts if chart.note]
+    if not drawn and not said:
+        return [Missing("Not recorded in this run.")]
+    sentences = [*([note] if note else []), *said]
     if len(data.peers) > MOST_PEERS:
         sentences.append(f"{MOST_PEERS} of {len(data.peers)} peers are drawn one by one.")
-    drawn = blocks.Charts([chart for chart in charts if chart.plot is not None])
-    return [Remark(" ".join(sentences)), drawn] if sentences else [drawn]
+    return [*([Remark(" ".join(sentences))] if sentences else []), blocks.Charts(drawn)]
 
 
 def _classes(data: RunData) -> list[Block]:
@@ -186,7 +181,8 @@ def _classes(data: RunData) -> list[Block]:
 
 def _worst_evaluation(data: RunData) -> EvaluationRecord | None:
     criterion = _criteria(data)[0]
-    known = [(value, row) for row in _newest(data, "test").values() if (value := row.figure(criterion)) is not None]
+    rows = [row for row in _newest(data, "test").values() if row.peer not in gone_peers(data)]
+    known = [(value, row) for row in rows if (value := row.figure(criterion)) is not None]
     return min(known, key=lambda each: criterion.rank(each[0]))[1] if known else None
 
 
@@ -204,7 +200,7 @@ def _peers(data: RunData) -> list[Block]:
     heads += [f"hold-out {c.name.removeprefix('test ')}" for c in criteria] if holdout else []
     states = data.summary.peer_states if data.summary is not None else {}
     heads += ["state"] if states else []
-    heads += ["payload", "frames", "bits a parameter", "late neighbours", "repairs", "u"]
+    heads += ["model updates", "messages", "bits a parameter", "late neighbours", "repairs", "u"]
     # A cluster also has peers without collected metrics.
     names = data.summary.peer_names if data.summary is not None else []
     listed = sorted({*data.peers, *(index for index, name in enumerate(names) if name in states)})
@@ -270,10 +266,10 @@ def _traffic(data: RunData) -> list[Block]:
     if summary is None:
         return [Missing("Totals are written when a run ends.")]
     stages = (
-        ("Payload", "layers of the frames", summary.payload_bytes),
-        ("Frames", "with header and checksum", summary.frame_bytes),
-        ("Protobuf", "frames in chunks, receipts, heartbeats", summary.protobuf_bytes or None),
-        ("Socket", "TCP payload: HTTP/2 and TLS too, as the kernel counted", summary.socket_bytes),
+        ("Model updates", "their numbers alone", summary.payload_bytes),
+        ("Messages", "with header and checksum", summary.frame_bytes),
+        ("Protobuf", "messages in chunks, receipts, heartbeats", summary.protobuf_bytes or None),
+        ("Socket", "with HTTP/2 and TLS, as the kernel counted", summary.socket_bytes),
         ("Packets", "with 40 bytes of IP and TCP header for each segment", summary.packet_bytes),
     )
     rows = [
@@ -281,9 +277,12 @@ def _traffic(data: RunData) -> list[Block]:
         for name, what, num_bytes in stages
         if num_bytes is not None
     ]
-    heads = ["stage", "what it counts", "all peers, whole run", "less than whole models"]
+    heads = ["stage", "what it counts", "all peers, whole run", "saved against whole models"]
     title = "Other ways to train this model"
-    return [Table(heads, rows, "Bytes sent", text_columns=2), blocks.Heading(title), *_other_ways(summary, title)]
+    found: list[Block] = [Table(heads, rows, "Bytes sent", text_columns=2)]
+    if (bound := summary.entropy_bits_per_parameter) is not None:
+        found.append(Remark(f"A model update could take {significant(bound)} bits a parameter (its entropy) at least."))
+    return [*found, blocks.Heading(title), *_other_ways(summary, title)]
 
 
 def _other_ways(summary: Summary, title: str) -> list[Block]:
@@ -298,7 +297,7 @@ def _other_ways(summary: Summary, title: str) -> list[Block]:
     )
     if interval is not None:
         sentence += f" Local SGD sends as much as this run with a mean every {significant(interval)} rounds."
-    heads = ["way", "what is sent", "all peers, whole run", "times this run's payload"]
+    heads = ["way", "what is sent", "all peers, whole run", "times this run"]
     return [Remark(sentence), Table(heads, rows, title, text_columns=2)]
 
 
@@ -311,7 +310,7 @@ def _links(data: RunData) -> list[Block]:
         for peer in data.peers
         if (records := [r for r in data.rounds_of(peer) if r.entropy_bits and r.values])
     }
-    heads = ["from", "to", "frames", "payload", "frame bytes", "protobuf", "socket", "packets"]
+    heads = ["from", "to", "messages", "model updates", "with headers", "protobuf", "socket", "packets"]
     heads += ["bits a parameter", "entropy bound", "resent", "reconnects"]
     rows = [
         [

@@ -29,7 +29,7 @@ def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
     table.add_column("peer", no_wrap=True)
     # Only peers of an asynchronous run have a staleness. Eighty columns have no room for both.
     asynchronous = any("staleness" in answer for answer in answers)
-    varying = ["staleness"] if asynchronous else ["payload"]
+    varying = ["staleness"] if asynchronous else ["sent"]
     compared_by = next((str(answer["criterion"]) for answer in answers if "criterion" in answer), ACCURACY.name)
     for heading in ["round", "loss", compared_by, *varying, "socket", "links"]:
         table.add_column(heading, justify="right", no_wrap=True)

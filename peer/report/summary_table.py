@@ -15,7 +15,7 @@ from rich.text import Text
 from peer.config.precision_choice import PrecisionChoice
 from peer.records import ACCURACY, Criterion
 from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times
-from peer.report.whole_models import WHOLE_MODELS, equal_interval, reduction
+from peer.report.whole_models import WHOLE_MODELS, reduction
 from peer.state.metrics import Summary
 
 MAX_PEERS = 16
@@ -44,9 +44,8 @@ def summary_table(summary: Summary) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_row(Group(*(_figures(summary, criterion) for criterion in summary.all_criteria)), _traffic(summary))
     parts.extend([Text(), grid, Text()])
-    if (interval := equal_interval(summary)) is not None:
-        less = f"less: than {WHOLE_MODELS}; local SGD sends as much as this payload with a mean every"
-        parts.extend([Text(f"{less} {significant(interval)} rounds", style="dim"), Text()])
+    if summary.full_precision_payload_bytes:
+        parts.extend([Text(f"saved: against {WHOLE_MODELS}", style="dim"), Text()])
     return Group(*parts)
 
 
@@ -125,28 +124,20 @@ def _margin(criterion: Criterion, margin: float) -> str:
 
 
 def _traffic(summary: Summary) -> Table:
-    table = _table("sent by all", "bytes", "less")
+    table = _table("sent by all", "bytes", "saved")
     rows: Sequence[tuple[str, int | None]] = (
         ("whole models", summary.full_precision_payload_bytes or None),
-        ("payload", summary.payload_bytes),
-        ("frames", summary.frame_bytes),
-        ("protobuf", summary.protobuf_bytes or None),
-        ("socket", summary.socket_bytes),
-        ("packets", summary.packet_bytes),
+        ("model updates", summary.payload_bytes),
+        ("with headers", summary.frame_bytes),
+        ("on the network", summary.socket_bytes or summary.packet_bytes),
     )
     for name, num_bytes in rows:
         if num_bytes is not None:
-            style = "bold" if name in {"payload", "socket"} else ""
+            style = "bold" if name == "model updates" else ""
             table.add_row(name, size(num_bytes), times(reduction(summary, num_bytes)), style=style)
     table.add_section()
-    bits, bound = summary.bits_per_parameter, summary.entropy_bits_per_parameter
-    table.add_row("bits a parameter", significant(bits), "")
-    # Plain floats tell only the width of their type, which is no bound for the coder.
-    if bits is not None and bound is not None and bound <= bits:
-        table.add_row("entropy bound", significant(bound), "")
+    table.add_row("bits a parameter", significant(summary.bits_per_parameter), "")
     table.add_row("parameters", count(summary.parameters or None), "")
-    if summary.consensus_distance is not None:
-        table.add_row("consensus distance", significant(summary.consensus_distance), "")
     if summary.exchanges:
         table.add_row("exchanges of pairs", count(summary.exchanges), "")
     if summary.staleness is not None:

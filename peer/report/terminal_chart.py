@@ -12,6 +12,8 @@ from peer.report.line_chart import Axis, Line
 
 COLOURS = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_black", "white")
 """Colours of the first curve, the second, and so on."""
+MARKS = "abcdefghijklmnopqrstuvwxyz"
+"""The letter that stands in each of them, for those who see no colour."""
 
 _BLANK = 0x2800
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -29,6 +31,7 @@ def terminal_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, *, width
     margin = max(map(len, labels)) + 1
     columns = max(8, width - margin - 1)
     cells: dict[tuple[int, int], tuple[int, str]] = {}
+    marks: dict[tuple[int, int], str] = {}
     for number, line in enumerate(lines):
         colour = COLOURS[number % len(COLOURS)]
         places = [
@@ -39,17 +42,22 @@ def terminal_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, *, width
             for a, b in line.points
             if _drawable(a, x) and _drawable(b, y)
         ]
-        for column, row in _joined(places):
+        dots = _joined(places)
+        for column, row in dots:
             at = (row // 4, column // 2)
             bits, _ = cells.get(at, (0, colour))
             cells[at] = (bits | _DOTS[row % 4][column % 2], colour)
+        # Each letter at another part of its curve: at their ends many meet.
+        if len(lines) > 1 and dots:
+            column, row = dots[len(dots) * (number + 1) // (len(lines) + 1)]
+            marks[row // 4, column // 2] = MARKS[number % len(MARKS)]
     text = Text(f"{title}\n", style="bold", no_wrap=True)
     for row in range(height):
         label = labels[0] if row == 0 else labels[1] if row == height - 1 else ""
         text.append(f"{label:>{margin - 1}} ┤" if label else " " * margin + "│", style="not bold dim")
         for column in range(columns):
             bits, colour = cells.get((row, column), (0, ""))
-            text.append(chr(_BLANK + bits) if bits else " ", style=f"not bold {colour}")
+            text.append(marks.get((row, column)) or (chr(_BLANK + bits) if bits else " "), style=f"not bold {colour}")
         text.append("\n")
     end = x.write(_value(last, x))
     text.append(" " * margin + "└" + "─" * columns + "\n", style="not bold dim")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from peer.state.metrics import Summary
 
 WHOLE_MODELS = "whole float32 models in every round"
-"""The reference of "less" in every table, to the same receivers."""
+"""The reference of "saved" in every table, to the same receivers."""
 
 _SYNCED_EVERY = (8, 32)
 """Rounds between two means of local SGD, as `sotto lab plan` compares them."""

@@ -305,8 +305,8 @@ class Observer:
 
 
 def open_observer(place: Path) -> Observer:
-    """Return the observer of a run folder, a cluster folder, or the peer of a configuration file or kit. Raises
-    ConfigError, and StateError if it is none of them."""
+    """Return the observer of a run folder, a cluster folder, or the peer of a configuration file or device folder.
+    Raises ConfigError, and StateError if it is none of them."""
     if place.is_file():
         return _of_peer(place)
     if not place.is_dir():
@@ -319,7 +319,7 @@ def open_observer(place: Path) -> Observer:
         return _of_peer(place / "peer.toml")
     if (place / "metrics.sqlite").exists() or (place / "config.toml").exists():
         return Observer("simulation", [], place)
-    raise StateError(f"{place}: is no run folder, cluster folder or kit")
+    raise StateError(f"{place}: is no run folder, cluster folder or device folder")
 
 
 def _of_peer(file: Path) -> Observer:

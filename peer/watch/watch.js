@@ -140,12 +140,11 @@
     set(at("worst"), worst ? figure(worst.figure) : "–");
     set(at("worst-note"), worst ? `${worst.name}, ${run.criterion}` : "after the first evaluation");
     set(at("average"), figure(run.average));
-    set(at("average-note"), known(run.average) ? run.criterion + (known(run.distance) ?
-      `; consensus distance ${write.number(run.distance)}` : "") : "no machine has all models");
+    set(at("average-note"), known(run.average) ? run.criterion : "no machine has all models");
     set(at("sent"), shown("bytes", run.payload));
     const pace = shown("bytes", run.rate, run.kind === "simulation" ? " per virtual second" : "/s");
     set(at("sent-note"), known(run.budget) ? `fastest link ${shown("bytes", run.link_rate, "/s")} of ` +
-      `${write.bytes(run.budget)}/s allowed` : known(run.rate) ? "as frames " + pace : "payload of all peers");
+      `${write.bytes(run.budget)}/s allowed` : known(run.rate) ? pace : "model updates of all peers");
     set(at("running"), write.count(run.running));
     const others = peers.length - run.running - run.trouble;
     set(at("running-note"), "running" + (run.trouble ? `, ${write.count(run.trouble)} in trouble` : "") +
@@ -270,7 +269,7 @@
   }
 
   function drawGraph() {
-    const size = Math.max(240, Math.min(holder.clientWidth - 28, 560));
+    const size = Math.max(240, Math.min(holder.clientWidth - 28, 420));
     const many = parts.peers.length > MOST_DRAWN.peers || parts.edges.length > MOST_DRAWN.edges;
     const kind = many ? "canvas" : "svg";
     if (drawing.kind !== kind) {

@@ -221,6 +221,12 @@ def test_a_terminal_chart_goes_up_where_values_do() -> None:
     assert not terminal_chart("t", [], Axis(label="x"), Axis(label="y"), width=40)
 
 
+def test_curves_in_a_terminal_have_letters() -> None:
+    lines = [Line(label=name, points=[(0, low), (10, low + 1)], style="run-0") for name, low in (("x", 0), ("y", 5))]
+    plain = terminal_chart("", lines, Axis(label=""), Axis(label=""), width=40).plain
+    assert sorted(re.findall("[a-z]", plain)) == ["a", "b"]
+
+
 def test_compare_writes_page_and_json(tmp_path: Path) -> None:
     runs = [str(write_run(tmp_path / name, {40: 0.5}, algorithm=name)) for name in ("a", "b")]
     page = tmp_path / "c.html"

@@ -13,7 +13,9 @@ from peer.config.options import load
 from peer.config.writer import write_peer_file
 from peer.errors import StateError
 from peer.foreign_values import parse_toml
+from peer.records import ACCURACY
 from peer.report.comparison import settings
+from peer.report.curves import figure_charts, worst_figure
 from peer.report.run_data import RunData, load_run
 from peer.report.run_page import render, write_report
 from peer.state.metrics import LinkRecord, Summary
@@ -58,7 +60,7 @@ class Page(HTMLParser):
 
     @property
     def words(self) -> str:
-        return " ".join(self.text)
+        return " ".join(self.text).replace("\u00a0", " ")
 
 
 SECTIONS = [
@@ -182,7 +184,7 @@ def test_figures_of_a_simulation_leave_the_socket_out(run: Path) -> None:
     summary.simulated = True
     summary.save(run / "summary.json")
     page = Page(render(load_run(run)))
-    assert "On the socket" not in page.words
+    assert "On the network" not in page.words
     assert "107×" in page.words
     assert "Time to simulate" in page.words
     assert "virtual time, which the curves show: 4.9 s" in page.words
@@ -196,23 +198,23 @@ def test_the_page_says_when_and_how_the_run_was_started(run: Path) -> None:
     assert "41.0 ms a round; 41.2 s with the start of the peers and the end" in words
 
 
-def test_less_is_less_than_something_that_is_named(run: Path) -> None:
+def test_what_is_saved_is_saved_against_something_that_is_named(run: Path) -> None:
     words = Page(render(load_run(run))).words
-    assert "less than whole float32 models in every round: 144 kB, layers of the messages" in words
+    assert "saved against whole float32 models in every round: 144 kB, their numbers alone" in words
     # 2 · 3 hops of 38,440 bytes in each of 120 rounds, against 144,000 bytes.
     assert "Local SGD, mean every 8 rounds exact mean of all models by a ring of float32 messages 3.46 MB 24×" in words
     assert "Local SGD sends as much as this run with a mean every 192 rounds." in words
 
 
-def test_a_run_without_messages_is_not_less_than_anything(run: Path) -> None:
+def test_a_run_without_messages_saves_nothing(run: Path) -> None:
     summary = Summary.load(run / "summary.json")
     summary.algorithm = "local"
     summary.payload_bytes = summary.frame_bytes = summary.full_precision_payload_bytes = 0
     summary.socket_bytes = None
     summary.save(run / "summary.json")
     words = Page(render(load_run(run))).words
-    assert "Payload 0 B" in words
-    assert "in place of" not in words
+    assert "Model updates 0 B" in words
+    assert "saved against whole float32" not in words
     assert "Local SGD sends as much" not in words
 
 
@@ -222,7 +224,32 @@ def test_a_figure_that_never_changed_is_a_sentence(run: Path) -> None:
     data.index_()
     text = render(data)
     assert "Push-sum weight u was 1.00 throughout. Replica error was 0.00 throughout." in text
-    assert "Not recorded in this run: Norm of the error memory." in text
+    assert "Norm of the error memory" not in text, "what was not recorded is left out"
+
+
+def test_a_number_and_its_unit_stay_on_one_line(run: Path) -> None:
+    summary = Summary.load(run / "summary.json")
+    summary.training_seconds = 64.0
+    summary.save(run / "summary.json")
+    assert ">1\u00a0min\u00a004\u00a0s<" in render(load_run(run))
+
+
+def test_curves_stay_on_their_axis_and_members_that_left_are_no_worst_peer(run: Path) -> None:
+    data = load_run(run)
+    assert data.summary is not None
+    rest = [row for row in data.evaluations if row.peer not in (-1, 3) or row.round < 60]
+    early = replace(rest[0], peer=3, round=20, correct=[0] * len(rest[0].correct))
+    data.evaluations = [*(row for row in rest if row.peer != 3), early]
+    data.summary.members = [0, 1, 2]
+    worst = worst_figure(data, ACCURACY)
+    assert worst[0] == (20, 0.0)
+    assert worst[-1][0] == 120
+    chart = figure_charts(data, ACCURACY)[0]
+    assert chart.plot is not None
+    assert all(
+        float(point.split(",")[1]) <= chart.plot.box.bottom for c in chart.plot.curves for point in c.points.split()
+    )
+    assert "peer-3 after" not in Page(render(data)).words
 
 
 def test_only_shapes_of_a_drawing_get_into_the_page(run: Path) -> None:

@@ -52,7 +52,7 @@ def test_accuracy_and_traffic_of_a_run() -> None:
         "55×",
         "0.250",
         "41.0 ms",
-        "less: than whole float32 models in every round; local SGD sends as much",
+        "saved: against whole float32 models in every round",
     ):
         assert figure in text
     assert "ended early" not in text
