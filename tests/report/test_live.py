@@ -46,7 +46,6 @@ def test_the_table_has_every_peer_and_the_figures_of_the_run() -> None:
         "12.0 s left",
         "90.0 %",
         "95.0 %",
-        "0.250",
         "2.00 kB",
         "100×",
     ):

@@ -191,7 +191,7 @@ def test_the_live_page_is_whole_and_says_nothing_of_a_run() -> None:
     for operate in (False, True):
         page = Structure(fill("watch/page.html", operate=operate))
         names = [value for value in page.values if value.startswith("#")]
-        assert names == ["#graph", "#curves", "#peers", "#links", "#events", "#log"]
+        assert names == ["#curves", "#graph", "#peers", "#links", "#events", "#log"]
         assert (("/dialog",) in page.elements) == operate
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -247,6 +248,17 @@ def test_a_kill_between_signature_and_note_signs_nothing_twice(site: Site) -> No
     site.start()
     site.join(invitation, wait=_wait_no_longer)
     assert len(list((site.kits / "issued").iterdir())) == 1
+
+
+def test_open_invitations_are_the_operators_alone(site: Site) -> None:
+    """A file of them holds the secret."""
+    site.invite()
+    folder = site.kits / "invitations"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    site.stop()
+    folder.chmod(0o755)
+    with pytest.raises(PermissionError, match="other users can enter it"), Invitations(site.kits):
+        pass
 
 
 def test_half_a_file_that_a_kill_left_is_no_invitation(site: Site) -> None:
