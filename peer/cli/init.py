@@ -77,7 +77,7 @@ def init(
             raise ConfigError("is missing", key="--name", valid="the name of the new peer")
         thumbprint = enrollment.request(join, name, host, 7700)
         click.echo(f"wrote {join / 'peer.key'} and {join / enrollment.REQUEST_FILE}; key {thumbprint}")
-        signs = command("sign", "KITS", enrollment.REQUEST_FILE)
+        signs = command("admin", "sign", "KITS", enrollment.REQUEST_FILE)
         click.echo(f"next, where the cluster was created: {signs}")
         return
     if name or host:
