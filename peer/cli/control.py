@@ -163,7 +163,7 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> int:
 
     A member announces the loss with the operator's signature, and all members check it and continue without that peer.
     So the command needs the operator's certificate, beside ca.pem or above the peer's folder. This cannot be undone:
-    the state of that peer no longer belongs to the run.
+    the state of that peer no longer belongs to the run. A device that is started again takes part as a newcomer.
 
     \b
     Examples:

@@ -33,7 +33,7 @@ DEFAULT_LATENCY_MS = 20.0
 @click.option(
     "--link",
     metavar="RATE",
-    help='What each device sends and receives: "1mbit", "768kbit/2mbit" (up/down), or one of `sotto lab shape list`.',
+    help='Of each device: "1mbit", "768kbit/2mbit" (up/down), or a name of `sotto lab shape list`, with its latency.',
 )
 @click.option(
     "--latency-ms",
