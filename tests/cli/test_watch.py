@@ -50,4 +50,4 @@ def test_what_is_missing_is_named_with_the_line_that_installs_it(monkeypatch: py
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     result = sotto("watch", str(tmp_path))
     assert result.exit_code == 5
-    assert "is no run folder, cluster folder or kit" in result.stderr
+    assert "is no run folder, cluster folder or device folder" in result.stderr

@@ -84,7 +84,7 @@ def test_an_operator_asks_and_stops_a_running_cluster(cluster: Cluster, tmp_path
     for peer, answer in enumerate(answers):
         assert_metrics_add_up(cluster.state_folders[peer] / "metrics.sqlite", answer, cluster.trainer.layout.size)
     page = render(load_run(tmp_path))
-    for heading in ("frame bytes", "protobuf", "socket", "bits a parameter", "entropy bound"):
+    for heading in ("with headers", "protobuf", "socket", "bits a parameter", "entropy bound"):
         assert heading in page
 
 
