@@ -69,6 +69,34 @@ CLONES void eb_extremes(const float *v, uint64_t n, float *extremes)
     write_extremes(e.low, e.high, extremes);
 }
 
+/* Sums in eb_mean_square: enough for two registers of doubles on the widest tier. */
+#define SUMS 16
+
+/* Squares of floats are exact in double and each number has its sum on all tiers, so that the bits are the same. */
+CLONES double eb_mean_square(const float *v, uint64_t n)
+{
+    double sums[SUMS] = {0}, sum = 0;
+    int32_t counts[SUMS] = {0};
+    uint64_t count = 0, done = 0;
+    for (; done + SUMS <= n; done += SUMS) {
+        for (int lane = 0; lane < SUMS; lane++) {
+            double number = v[done + (uint64_t)lane];
+            sums[lane] += number * number;
+            counts[lane] += number != 0;
+        }
+    }
+    for (; done < n; done++) {
+        double number = v[done];
+        sum += number * number;
+        count += number != 0;
+    }
+    for (int lane = 0; lane < SUMS; lane++) {
+        sum += sums[lane];
+        count += (uint32_t)counts[lane];
+    }
+    return sum / (double)(count > 0 ? count : 1);
+}
+
 INLINE void quantize_chunk(const float *v, int count, float inverse, float zero, int32_t flip, int8_t *codes)
 {
     for (int i = 0; i < count; i++)

@@ -11,6 +11,9 @@
 /* extremes[0] and extremes[1] become the least and the greatest of v and of what is there already; NaN stays. */
 void eb_extremes(const float *v, uint64_t n, float *extremes);
 
+/* The mean of v * v over the numbers that are not 0; 0 where there is none. */
+double eb_mean_square(const float *v, uint64_t n);
+
 /* Codes of v by rounding to nearest, ties to even, cut to [-128, 127]; extremes as above unless NULL. */
 void eb_quantize(const float *v, uint64_t n, float inverse, int32_t zero, int32_t flip, int8_t *codes,
                  float *extremes);

@@ -42,20 +42,12 @@ class Network(Sequential):
         if not x.is_floating_point():
             # Token numbers: exact as they are.
             return Quantized(x, 1.0, 0)
-        far = _root_mean_square(x) * TAIL if is_data else math.inf
+        far = kernels.root_mean_square(x) * TAIL if is_data else math.inf
         grid = self.input_range.grid() or grid_over(*_cut(kernels.extremes(x), far))
         codes, ends = kernels.quantize(x, grid)
         if tape.training:
             self.input_range.observe_(*_cut(ends, far))
         return Quantized(codes, grid.scale, grid.zero_point)
-
-
-def _root_mean_square(x: torch.Tensor) -> float:
-    """Return that of all numbers that are not 0, of which sparse data has few; rounded, so that the order in which a
-    processor adds up does not matter."""
-    norm = torch.linalg.vector_norm(x, dtype=torch.float64).item()
-    mantissa, exponent = math.frexp(norm / math.sqrt(max(int(torch.count_nonzero(x)), 1)))
-    return math.ldexp(round(mantissa, 9), exponent)
 
 
 def _cut(ends: tuple[float, float], far: float) -> tuple[float, float]:

@@ -33,6 +33,20 @@ def extremes(values: torch.Tensor) -> tuple[float, float]:
     return low.item(), high.item()
 
 
+def root_mean_square(values: torch.Tensor) -> float:
+    """Return that of all `values: float32[...]` that are not 0, of which sparse data has few; 0.0 where there is none.
+
+    Rounded, so that the order in which torch adds up does not matter.
+    """
+    if native := native_for(values):
+        root = math.sqrt(native.eb_mean_square(pointer(values, "float *"), values.numel()))
+    else:
+        norm = torch.linalg.vector_norm(values, dtype=torch.float64).item()
+        root = norm / math.sqrt(max(int(torch.count_nonzero(values)), 1))
+    mantissa, exponent = math.frexp(root)
+    return math.ldexp(round(mantissa, 9), exponent)
+
+
 def quantize(
     values: torch.Tensor, grid: Grid, dtype: torch.dtype = torch.int8
 ) -> tuple[torch.Tensor, tuple[float, float]]:

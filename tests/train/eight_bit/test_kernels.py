@@ -56,6 +56,16 @@ def test_quantizing(shape: tuple[int, int], grid: Grid, dtype: torch.dtype) -> N
 
 @needs_native
 @EACH_SHAPE
+def test_root_mean_square(shape: tuple[int, int]) -> None:
+    assert_twins_agree(lambda: kernels.root_mean_square(values(shape)))
+    sparse = torch.zeros(shape)
+    assert_twins_agree(lambda: kernels.root_mean_square(sparse))
+    sparse[-1, -1] = -3.0
+    assert kernels.root_mean_square(sparse) == 3.0
+
+
+@needs_native
+@EACH_SHAPE
 def test_quantizing_weights(shape: tuple[int, int]) -> None:
     assert_twins_agree(lambda: kernels.quantize_weights(values(shape)))
 
