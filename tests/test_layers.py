@@ -68,8 +68,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "report": {"config", "errors", "files", "foreign_values", "gossip", "ops", "records", "state"},
     "lab": {
-        "compress", "config", "errors", "files", "foreign_values", "gossip", "links", "node", "ops", "random",
-        "records", "report", "run", "simulate", "state", "train", "wire",
+        "config", "errors", "files", "foreign_values", "gossip", "links", "ops", "records", "report", "run", "simulate",
+        "state", "train",
     },
     "planning": {
         "compress", "config", "errors", "gossip", "lab", "links", "random", "run", "simulate", "train",

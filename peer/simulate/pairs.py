@@ -30,8 +30,8 @@ class AsynchronousSimulator(VirtualRun[PairParticipant]):
     def _start(self) -> None:
         # Spread over one step: in lockstep, as real devices never are, all requests would cross each other for ever.
         for peer in range(self.num_peers):
-            self._waiting_since[peer] = self._step_s[peer] * peer / self.num_peers
-            self._agenda.add(self._waiting_since[peer], Timer(peer))
+            self._waiting_since[peer] = self.step_s[peer] * peer / self.num_peers
+            self.agenda.add(self._waiting_since[peer], Timer(peer))
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, StepDone):
@@ -57,12 +57,12 @@ class AsynchronousSimulator(VirtualRun[PairParticipant]):
     def _begin(self, participant: PairParticipant, waited_s: float) -> None:
         """Begin a step."""
         self._perform(participant, participant.read(waited_s))
-        self._agenda.add(self.now + self._step_s[participant.peer], StepDone(participant.peer))
+        self.agenda.add(self.now + self.step_s[participant.peer], StepDone(participant.peer))
 
     def _perform(self, participant: PairParticipant, effects: Effects) -> None:
         self.deliver(participant.peer, effects.frames)
         if effects.wake_at is not None and effects.wake_at > self.now:
-            self._agenda.add(effects.wake_at, Timer(participant.peer))
+            self.agenda.add(effects.wake_at, Timer(participant.peer))
 
     def _is_evaluated(self, done: int) -> bool:
         return done < self.config.run.rounds and super()._is_evaluated(done)

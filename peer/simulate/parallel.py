@@ -35,7 +35,7 @@ class ParallelSimulator(Simulator):
         _refuse(config)
         super().__init__(config, base, **options)
         self._parts = self._divided(workers)
-        self._lookahead_s = min(self._network.model.latency_s, *self._step_s)
+        self._lookahead_s = min(self._network.model.latency_s, *self.step_s)
         """Seconds within which no event causes another one."""
         self._workers: Workers | None = None
 
@@ -63,7 +63,7 @@ class ParallelSimulator(Simulator):
 
     def _go_on(self) -> None:
         assert self._workers is not None
-        stretch = self._agenda.pop_stretch(self._lookahead_s)
+        stretch = self.agenda.pop_stretch(self._lookahead_s)
         owners = [self._workers.worker_of(subject(event)) for _, event in stretch]
         calls: list[list[tuple[float, Event]]] = [[] for _ in self._parts]
         for owner, timed in zip(owners, stretch, strict=True):

@@ -77,7 +77,7 @@ class Simulator(VirtualRun[Participant]):
         self.deliver(peer, effects.frames)
         # After a message the timer may be due earlier: each neighbour can have a deadline of its own.
         if not isinstance(event, Timer) and effects.wake_at is not None:
-            self._agenda.add(effects.wake_at, Timer(peer))
+            self.agenda.add(effects.wake_at, Timer(peer))
         if finished is not None:
             self._finish_round(finished)
 
@@ -88,14 +88,14 @@ class Simulator(VirtualRun[Participant]):
     def _ready_for_step(self, peer: int, now: float) -> None:
         now = self._keep_to_budget(self.participants[peer], now)
         if self._rows is None:
-            self._agenda.add(now + self._step_s[peer], StepDone(peer))
+            self.agenda.add(now + self.step_s[peer], StepDone(peer))
             return
         # The first peer of a group that begins lets the gradients of all be computed: nobody may lack its model then.
         self._ready.append((peer, now))
         if len(self._ready) == self.num_peers:
             ready, self._ready = sorted(self._ready), []
             for other, since in ready:
-                self._agenda.add(since + self._step_s[other], StepDone(other))
+                self.agenda.add(since + self.step_s[other], StepDone(other))
 
     def _keep_to_budget(self, participant: Participant, now: float) -> float:
         """Return when the next round may start; tell the budget the packet bytes of the virtual links."""

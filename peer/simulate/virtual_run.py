@@ -140,7 +140,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         self._after_round: Callable[[AnyParticipant, RoundRecord], None] | None = after_round
         self._after_evaluation: Callable[[EvaluationRecord], None] | None = after_evaluation
         self._network = VirtualNetwork(links or LinkModel())
-        self._step_s = [step_s * (slow or {}).get(peer, 1.0) for peer in range(num_peers)]
+        self.step_s = [step_s * (slow or {}).get(peer, 1.0) for peer in range(num_peers)]
         self._trainers: list[PeerTrainer] = [*loops]
         """One trainer for each peer; only that of peer 0 if all train as one batch."""
         if not loops:
@@ -154,12 +154,12 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         for peer in range(num_peers):
             steps: LocalSteps = self._trainers[peer] if self._rows is None else self._rows.row(peer)
             self.participants.append(self._make_participant(peer, steps))
-        self._agenda: Agenda[Event] = Agenda()
+        self.agenda: Agenda[Event] = Agenda()
         self._snapshots: dict[int, dict[int, tuple[FloatArray, float]]] = {}
         """Evaluation round → peer → (x, u), until all peers have reached it."""
         self._links: dict[tuple[int, int], list[int]] = {}
         """(sender, receiver) → frames, payload bytes, frame bytes."""
-        self._totals = [_Totals() for _ in range(num_peers)]
+        self.totals = [_Totals() for _ in range(num_peers)]
         self.now = 0.0
         self.averaged_figure: float | None = None
         self.last_consensus: float | None = None
@@ -198,7 +198,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         started = shown = time.monotonic()
         self._start()
         events = 0
-        while self._agenda:
+        while self.agenda:
             self._go_on()
             events += 1
             if events % 64 == 0 or self.num_peers >= 64:
@@ -214,7 +214,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
 
     def _go_on(self) -> None:
         """Let the next event happen."""
-        self.now, event = self._agenda.pop()
+        self.now, event = self.agenda.pop()
         with naming(event):
             self._handle(event)
 
@@ -232,13 +232,13 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             peers=tuple(
                 PeerProgress(
                     name=f"peer-{peer}",
-                    round=self._totals[peer].done,
-                    loss=self._totals[peer].loss,
-                    figure=self._totals[peer].figure,
-                    payload_bytes=self._totals[peer].payload_bytes,
-                    frame_bytes=self._totals[peer].frame_bytes,
-                    values=self._totals[peer].values,
-                    state="training" if self._totals[peer].done < self.config.run.rounds else "finished",
+                    round=self.totals[peer].done,
+                    loss=self.totals[peer].loss,
+                    figure=self.totals[peer].figure,
+                    payload_bytes=self.totals[peer].payload_bytes,
+                    frame_bytes=self.totals[peer].frame_bytes,
+                    values=self.totals[peer].values,
+                    state="training" if self.totals[peer].done < self.config.run.rounds else "finished",
                 )
                 for peer in shown
             ),
@@ -274,7 +274,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             total[0] += 1
             total[1] += outgoing.payload_bytes
             total[2] += len(outgoing.frame)
-            self._agenda.add(arrival, Arrival(outgoing.receiver, sender, outgoing.frame))
+            self.agenda.add(arrival, Arrival(outgoing.receiver, sender, outgoing.frame))
 
     def _finished(self, participant: AnyParticipant, record: RoundRecord) -> Finished:
         """Return the facts that the run needs of a round that a peer has completed."""
@@ -289,7 +289,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
     def _finish_round(self, finished: Finished) -> None:
         """Note a completed round, evaluate when it is the last peer's, and let the peer go on."""
         record, done = finished.record, finished.done
-        self._totals[record.peer].add(record, done)
+        self.totals[record.peer].add(record, done)
         if self._metrics is not None:
             self._metrics.put(record)
         if finished.reason is not None:
@@ -328,7 +328,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             found = evaluated.get((peer, split), of_average)
             own = evaluation_record(peer, done, split, found)
             if split == "test":
-                self._totals[peer].figure = own.figure(self._criterion)
+                self.totals[peer].figure = own.figure(self._criterion)
                 if self._after_evaluation is not None:
                     self._after_evaluation(own)
             records.append(own)

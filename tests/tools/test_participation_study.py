@@ -10,8 +10,8 @@ import pytest
 from peer.config import options as configuration
 from peer.config.options import Config
 from peer.errors import ConfigError
-from peer.lab.participation import Availability, ParticipationSimulator, churn
 from peer.train.local_step import Trainer
+from tools.participation_study import Availability, ParticipationSimulator, churn
 
 COUNT = 20
 
