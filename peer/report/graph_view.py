@@ -1,4 +1,5 @@
-"""A graph schedule for people: as text and as SVG, whose colours follow light and dark.
+"""A graph schedule for people: as text, and as the places of all parts of a drawing, which `graph_view.svg` writes
+down.
 
 Peers sit on a circle, arrows run from sender to receiver; an edge in both directions is one line without arrowheads. A
 schedule whose graphs take turns is drawn as panels side by side.
@@ -9,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape, quoteattr
 
 from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.spectrum import Contraction
@@ -26,21 +26,6 @@ MAX_PANELS = 12
 
 MAX_DRAWN_EDGES = 4096
 """A drawing with more edges than this shows nothing; it keeps the peers and says so."""
-
-
-@dataclass(frozen=True)
-class _Colours:
-    """Colours of text, of edges and notes, of a peer's disc and its rim, and of the background."""
-
-    ink: str
-    faint: str
-    fill: str
-    rim: str
-    paper: str
-
-
-_LIGHT = _Colours("#1f2933", "#66717b", "#e6f0f3", "#1f6f8b", "#ffffff")
-_DARK = _Colours("#e6eaec", "#98a3ab", "#233a44", "#56b4e9", "#1b2125")
 
 
 def text(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
@@ -71,59 +56,23 @@ def text(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
 
 def svg(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
     """Return the drawing as one SVG document."""
-    panels = _panels(schedule, names)
-    columns = min(len(panels), 4)
+    from peer.report.page import fill  # Templates take a moment to import, and `text` needs none.
+
+    shown = schedule.matrices[:MAX_PANELS]
+    panels = [_panel(schedule, number, matrix, names) for number, matrix in enumerate(shown)]
+    columns, side = min(len(panels), 4), round(panels[0].side)
     rows = -(-len(panels) // columns)
-    side = panels[0].side
-    top, bottom = 58, 34
-    width, height = columns * side, top + rows * (side + 26) + bottom
-    body = [
-        f'<text x="{width / 2:g}" y="26" class="title">{escape(title(schedule))}</text>',
-        f'<text x="{width / 2:g}" y="46" class="note">{escape(_caption(schedule))}</text>',
-    ]
-    for number, panel in enumerate(panels):
-        row, column = divmod(number, columns)
-        body.append(f'<g transform="translate({column * side:g} {top + row * (side + 26):g})">')
-        body += _svg_panel(panel)
-        body.append("</g>")
-    more = len(schedule.matrices) - len(panels)
-    if more:
-        body.append(f'<text x="{width / 2:g}" y="{height - 12:g}" class="note">and {more} more graphs</text>')
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"'
-            f' viewBox="0 0 {width:g} {height:g}" role="img" aria-label={quoteattr(title(schedule))}>',
-            "<style>",
-            "text { font-family: 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif; text-anchor: middle; }",
-            ".title { font-size: 16px; font-weight: 600; }",
-            ".note { font-size: 12px; }",
-            ".weight { font-size: 10px; paint-order: stroke; stroke-width: 3px; }",
-            ".edge { fill: none; }",
-            ".peer { stroke-width: 1.5; }",
-            *_rules(_LIGHT),
-            "@media (prefers-color-scheme: dark) {",
-            *_rules(_DARK),
-            "}",
-            "</style>",
-            '<rect class="paper" width="100%" height="100%"/>',
-            *body,
-            "</svg>",
-            "",
-        ]
+    top, bottom, below = 58, 34, 26
+    places = [(number % columns * side, top + number // columns * (side + below)) for number in range(len(panels))]
+    return fill(
+        "report/graph_view.svg",
+        title=title(schedule),
+        caption=_caption(schedule),
+        width=columns * side,
+        height=top + rows * (side + below) + bottom,
+        panels=[*zip(places, panels, strict=True)],
+        more=len(schedule.matrices) - len(panels),
     )
-
-
-def _rules(colours: _Colours) -> list[str]:
-    # Written out for each scheme: converters such as librsvg know no custom properties.
-    return [
-        f"text {{ fill: {colours.ink}; }}",
-        f".note {{ fill: {colours.faint}; }}",
-        f".weight {{ fill: {colours.faint}; stroke: {colours.paper}; }}",
-        f".edge {{ stroke: {colours.faint}; }}",
-        f".head {{ fill: {colours.faint}; }}",
-        f".peer {{ fill: {colours.fill}; stroke: {colours.rim}; }}",
-        f".paper {{ fill: {colours.paper}; }}",
-    ]
 
 
 def title(schedule: Schedule) -> str:
@@ -227,12 +176,12 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class _Edge:
-    """A quadratic curve from start to end; `head` is its arrowhead, empty for an edge in both directions."""
+    """A quadratic curve, and the arrowhead at its end."""
 
-    start: _Point
-    bend: _Point
-    end: _Point
-    head: tuple[_Point, ...]
+    curve: tuple[float, ...]
+    """x and y of start, bend and end."""
+    head: tuple[float, ...]
+    """x and y of three corners; empty for an edge in both directions."""
     width: float
     label: str
     label_at: _Point
@@ -257,11 +206,6 @@ class _Panel:
     peers: list[_Peer]
     edges: list[_Edge]
     caption: str
-
-
-def _panels(schedule: Schedule, names: Sequence[str] | None) -> list[_Panel]:
-    shown = schedule.matrices[:MAX_PANELS]
-    return [_panel(schedule, number, matrix, names) for number, matrix in enumerate(shown)]
 
 
 def _panel(schedule: Schedule, number: int, matrix: MixingMatrix, names: Sequence[str] | None) -> _Panel:
@@ -341,7 +285,7 @@ def _edge(
     middle = ((start[0] + end[0]) / 2 - uy * bow, (start[1] + end[1]) / 2 + ux * bow)
     leave, arrive = _toward(start, middle, radius), _toward(end, middle, radius + 1)
     stroke = 0.6 + 1.2 * weight if n <= 32 else 0.5
-    head: tuple[_Point, ...] = ()
+    head: tuple[float, ...] = ()
     if not both:
         size = min(8.0, max(3.0, 0.7 * radius))
         tip = arrive
@@ -350,54 +294,18 @@ def _edge(
         norm = math.hypot(hx, hy) or 1.0
         hx, hy = hx / norm, hy / norm
         base = (tip[0] - hx * size, tip[1] - hy * size)
-        head = (
-            tip,
-            (base[0] - hy * size * 0.42, base[1] + hx * size * 0.42),
-            (base[0] + hy * size * 0.42, base[1] - hx * size * 0.42),
-        )
+        wing_x, wing_y = -hy * size * 0.42, hx * size * 0.42
+        head = (*tip, base[0] + wing_x, base[1] + wing_y, base[0] - wing_x, base[1] - wing_y)
     # Straight edges are labelled off their middle, where those of a dense graph cross.
     s = 0.42 if bow == 0.0 and not both else 0.5
     label_at = (
         (1 - s) ** 2 * leave[0] + 2 * s * (1 - s) * middle[0] + s**2 * arrive[0],
         (1 - s) ** 2 * leave[1] + 2 * s * (1 - s) * middle[1] + s**2 * arrive[1],
     )
-    return _Edge(leave, middle, arrive, head, stroke, label, label_at)
+    return _Edge((*leave, *middle, *arrive), head, stroke, label, label_at)
 
 
 def _toward(point: _Point, target: _Point, distance: float) -> _Point:
     dx, dy = target[0] - point[0], target[1] - point[1]
     length = math.hypot(dx, dy) or 1.0
     return point[0] + dx / length * distance, point[1] + dy / length * distance
-
-
-def _svg_panel(panel: _Panel) -> list[str]:
-    lines = []
-    for edge in panel.edges:
-        (x0, y0), (x1, y1), (x2, y2) = edge.start, edge.bend, edge.end
-        lines.append(
-            f'<path class="edge" stroke-width="{edge.width:.2f}"'
-            f' d="M{x0:.1f} {y0:.1f}Q{x1:.1f} {y1:.1f} {x2:.1f} {y2:.1f}"/>'
-        )
-        if edge.head:
-            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge.head)
-            lines.append(f'<polygon class="head" points="{points}"/>')
-    for edge in panel.edges:
-        if edge.label:
-            x, y = edge.label_at
-            lines.append(f'<text class="weight" x="{x:.1f}" y="{y + 3:.1f}">{edge.label}</text>')
-    size = 12 if panel.radius >= 12 else 9
-    for peer in panel.peers:
-        lines.append(f'<circle class="peer" cx="{peer.x:.1f}" cy="{peer.y:.1f}" r="{panel.radius:.1f}"/>')
-        if panel.radius >= 7:
-            lines.append(
-                f'<text x="{peer.x:.1f}" y="{peer.y + 0.35 * size:.1f}" font-size="{size}">{peer.label}</text>'
-            )
-        if peer.name:
-            lines.append(
-                f'<text class="note" x="{peer.name_x:.1f}" y="{peer.name_y + 4:.1f}">{escape(peer.name)}</text>'
-            )
-    if panel.caption:
-        lines.append(
-            f'<text class="note" x="{panel.side / 2:.1f}" y="{panel.side + 14:.1f}">{escape(panel.caption)}</text>'
-        )
-    return lines
