@@ -99,16 +99,7 @@ FOLDERS: dict[str, set[str]] = {
         "daemon.runtime",
         "daemon.watcher",
     },
-    "daemon.operator": {
-        "daemon.local_peer",
-        "daemon.loop_protocol",
-        "daemon.members",
-        "daemon.metrics_writer",
-        "daemon.neighbors",
-        "daemon.notes",
-        "daemon.runtime",
-        "daemon.saving",
-    },
+    "daemon.operator": {"daemon.members", "daemon.parts"},
     "lab.study": {"lab.description", "lab.grid"},
     "lab.sweep": {"lab.description", "lab.grid"},
     "library.integrations": {

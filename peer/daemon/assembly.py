@@ -13,9 +13,8 @@ from peer.config.options import SHARED_SECTIONS, VOTE, Config
 from peer.daemon.checkpoint_cadence import CheckpointCadence, patience_s
 from peer.daemon.device.limits import Limits
 from peer.daemon.final_average import FinalAverage
-from peer.daemon.incoming import Greeting, Incoming, Judge
+from peer.daemon.incoming import Incoming
 from peer.daemon.local_peer import LocalPeer
-from peer.daemon.loop_protocol import Frames, Loop, Members
 from peer.daemon.members.admissions import Admissions
 from peer.daemon.members.change_requests import ChangeRequests, FixedMembers
 from peer.daemon.members.equality import Equality
@@ -38,12 +37,13 @@ from peer.daemon.operator.audit_log import AuditLog, EventLog
 from peer.daemon.operator.operator_api import OperatorApi
 from peer.daemon.pair_exchanges import PairExchanges
 from peer.daemon.pairs import PairLoop
+from peer.daemon.parts import CommonParts, Greeting, Judge, TrainingParts
 from peer.daemon.progress import SignedProgress
-from peer.daemon.recovery import MissingRows, recover_pairs, recover_rounds
+from peer.daemon.recovery import recover_pairs, recover_rounds
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.rounds import RoundLoop
 from peer.daemon.runtime import Runtime
-from peer.daemon.saving import PairSaver, RoundSaver, Saver
+from peer.daemon.saving import PairSaver, RoundSaver
 from peer.daemon.traffic import Traffic
 from peer.daemon.watcher import NoWatcher, Watcher
 from peer.errors import ConfigError
@@ -53,7 +53,6 @@ from peer.net.security.credentials import Credentials
 from peer.net.services import OWN_SOCKET
 from peer.net.transport import Transport
 from peer.node import membership_codec
-from peer.node.disk_state import DiskState
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.local_steps import RecordedSteps
@@ -71,48 +70,6 @@ from peer.train.partition import Manifest
 log = logging.getLogger("sotto")
 
 SOFTWARE = f"sottovoce {__version__}"
-
-
-@dataclass(kw_only=True)
-class CommonParts:
-    """The parts that do not depend on how a peer trains."""
-
-    local: LocalPeer
-    runtime: Runtime
-    neighbors: Neighbors
-    evaluations: Evaluations
-    own: OwnEvaluation
-    divergence: Divergence
-    cadence: CheckpointCadence
-    metrics: MetricsWriter
-    watcher: Watcher
-    admissions: Admissions
-    releases: Releases
-    class_votes: ClassVotes | None
-    """None where the devices do not vote on the shares of the classes."""
-    limits: Limits | None
-    """None where no limit of this device can be reached."""
-
-
-@dataclass(kw_only=True)
-class TrainingParts:
-    """The parts that do."""
-
-    loop: Loop
-    saver: Saver
-    frames: Frames
-    members: Members
-    disk_state: DiskState
-    linked: Callable[[], Sequence[int]]
-    """Returns the peers to be linked to."""
-    notes: dict[str, Judge]
-    """Topic → who judges notes about it, of those that only this way to train has."""
-    progress: SignedProgress | None
-    """None where nothing is signed."""
-    link_down: Callable[[], None]
-    """Called when a link ended."""
-    greetings: dict[str, Greeting]
-    """Topic → source of the notes for a neighbour that is connected."""
 
 
 @dataclass(kw_only=True)
@@ -162,20 +119,7 @@ def assemble_around(
     build = _pair_parts if local.setup.spec.asynchronous else _round_parts
     training = build(common)
     peer_list = PeerList(local, config, reread, common.runtime, training.members)
-    operator = OperatorApi(
-        local=local,
-        runtime=common.runtime,
-        neighbors=common.neighbors,
-        loop=training.loop,
-        saver=training.saver,
-        members=training.members,
-        evaluations=common.evaluations,
-        divergence=common.divergence,
-        metrics=common.metrics,
-        peer_list=peer_list,
-        admissions=common.admissions,
-        releases=common.releases,
-    )
+    operator = OperatorApi(common, training, peer_list)
     common.releases.follow(lambda: training.loop.members, lambda: training.disk_state.protocol)
     average = _average(common, training)
     judges: dict[str, Judge] = {
@@ -200,20 +144,7 @@ def assemble_around(
         judges[notes.DATA], greetings[notes.DATA] = data.heard, lambda peer: (data.note,)
     if (progress := training.progress) is not None:
         judges[PROGRESS] = progress.heard
-    incoming = Incoming(
-        runtime=common.runtime,
-        neighbors=common.neighbors,
-        roster=local.roster,
-        frames=training.frames,
-        average=average,
-        members=training.members,
-        operator=operator,
-        notes=judges,
-        greetings=greetings,
-        on_link_down=(training.link_down, *(() if progress is None else (progress.link_down,))),
-        why_no_changes=local.setup.why_no_changes,
-        num_peers=local.setup.num_peers,
-    )
+    incoming = Incoming(common, training, average=average, operator=operator, notes=judges, greetings=greetings)
     return Parts(
         common=common,
         training=training,
@@ -363,7 +294,7 @@ def _class_votes(local: LocalPeer, runtime: Runtime, neighbors: Neighbors, relea
 
 
 def _round_parts(common: CommonParts) -> TrainingParts:
-    local, runtime, neighbors, metrics = common.local, common.runtime, common.neighbors, common.metrics
+    local, runtime, neighbors = common.local, common.runtime, common.neighbors
     audit_log = AuditLog(local.folder.directory / "ledger") if local.config.state.ledger else None
     participant = local.setup.participant(
         local.number,
@@ -391,10 +322,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         state, have_spoken = durable.disk_state, common.releases.have_spoken
         # While the journal is replayed there is nobody to be asked.
         local.trainer.all_speak = lambda protocol: state.protocol >= protocol or have_spoken(protocol)
-    missing = MissingRows(local, common.evaluations, common.own, metrics)
-    recovered = recover_rounds(
-        durable, local, runtime, neighbors, common.evaluations, missing, audit_log, common.watcher
-    )
+    recovered = recover_rounds(common, durable, audit_log)
     common.cadence.add_round(recovered.seconds)
     member_links = MemberLinks(local, neighbors, durable, common.watcher, common.admissions)
     member_links.know_partners()
@@ -435,11 +363,9 @@ def _round_parts(common: CommonParts) -> TrainingParts:
     equality = None
     if participant.algorithm.spec.tells_all is not None:
         equality = Equality(local, runtime, neighbors, durable, requests, common.releases)
-    saver = RoundSaver(local, runtime, durable, frames, common.cadence, metrics)
+    saver = RoundSaver(common, durable, frames)
     loop = RoundLoop(
-        local=local,
-        runtime=runtime,
-        neighbors=neighbors,
+        common,
         durable=durable,
         frames=frames,
         member_links=member_links,
@@ -448,12 +374,8 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         replica_check=check,
         equality=equality,
         saver=saver,
-        cadence=common.cadence,
-        evaluations=common.evaluations,
         audit_log=audit_log,
-        watcher=common.watcher,
         loss_watch=loss_watch,
-        limits=common.limits,
         own_loss=own_loss,
         progress=progress,
     )
@@ -482,34 +404,19 @@ def _round_parts(common: CommonParts) -> TrainingParts:
 
 
 def _pair_parts(common: CommonParts) -> TrainingParts:
-    local, runtime, neighbors, metrics = common.local, common.runtime, common.neighbors, common.metrics
+    local, runtime, neighbors = common.local, common.runtime, common.neighbors
     audit_log = EventLog(local.folder.directory / "ledger") if local.config.state.ledger else None
     participant = local.setup.pair_participant(
         local.index, local.trainer, local.trainer.layout, local.trainer.initial_vector()
     )
     durable = DurablePair(participant, local.folder.disk, **local.durability)
-    missing = MissingRows(local, common.evaluations, common.own, metrics)
-    recovered = recover_pairs(durable, local, runtime, common.evaluations, missing, audit_log)
+    recovered = recover_pairs(common, durable, audit_log)
     common.cadence.add_round(recovered.seconds)
     abandon_after_s = local.config.rounds.abandon_after_s
     exchanges = PairExchanges(runtime, neighbors, local.roster, durable, recovered.effects, abandon_after_s)
-    saver = PairSaver(local, runtime, durable, exchanges, common.cadence, metrics, common.evaluations, audit_log)
+    saver = PairSaver(common, durable, exchanges, audit_log)
     progress = _progress(common, durable.round, lambda: durable.durable_round, lambda peer, said: None)
-    loop = PairLoop(
-        local=local,
-        runtime=runtime,
-        neighbors=neighbors,
-        durable=durable,
-        exchanges=exchanges,
-        saver=saver,
-        cadence=common.cadence,
-        evaluations=common.evaluations,
-        own=common.own,
-        metrics=metrics,
-        audit_log=audit_log,
-        limits=common.limits,
-        progress=progress,
-    )
+    loop = PairLoop(common, durable=durable, exchanges=exchanges, saver=saver, audit_log=audit_log, progress=progress)
     members = FixedMembers(local.setup.why_no_changes or "the members of this run cannot change")
     return TrainingParts(
         loop=loop,

@@ -27,15 +27,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 from peer.daemon.final_average import FinalAverage
-from peer.daemon.loop_protocol import Frames, Members
-from peer.daemon.members.roster import Roster
-from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes import notes as topics
 from peer.daemon.operator.operator_api import OperatorApi
-from peer.daemon.runtime import Runtime
+from peer.daemon.parts import CommonParts, Greeting, Judge, TrainingParts
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.net.neighbor import Neighbor
@@ -58,36 +55,25 @@ def _notes_about_any(num_peers: int) -> tuple[float, float]:
     return 50.0 + 4.0 * num_peers, 100.0 + 80.0 * num_peers
 
 
-Judge = Callable[[int, bytes], None]
-"""Takes a note: (neighbour, bytes). Raises RemoteProtocolError."""
-Greeting = Callable[[int], Iterable[bytes]]
-"""Returns the notes that a neighbour should hear that is connected."""
-
-
 class Incoming:
     """The handler of the transport."""
 
     def __init__(
         self,
+        common: CommonParts,
+        training: TrainingParts,
         *,
-        runtime: Runtime,
-        neighbors: Neighbors,
-        roster: Roster,
-        frames: Frames,
         average: FinalAverage,
-        members: Members,
         operator: OperatorApi,
         notes: Mapping[str, Judge],
         greetings: Mapping[str, Greeting],
-        on_link_down: Sequence[Callable[[], None]],
-        why_no_changes: str | None,
-        num_peers: int,
     ) -> None:
         """`notes`: topic → who judges notes about it. `greetings`: topic → source of the notes for a neighbour when it
-        is connected. `on_link_down` are called when a link ended. `num_peers`: how many everybody lists."""
-        self._runtime, self._neighbors, self._roster = runtime, neighbors, roster
-        self._frames, self._average, self._members, self._operator = frames, average, members, operator
-        self._notes, self._greetings, self._on_link_down = dict(notes), dict(greetings), on_link_down
+        is connected."""
+        self._runtime, self._neighbors, self._roster = common.runtime, common.neighbors, common.local.roster
+        self._frames, self._members, self._training = training.frames, training.members, training
+        self._average, self._operator, self._notes, self._greetings = average, operator, dict(notes), dict(greetings)
+        self._why_no_changes, num_peers = common.local.setup.why_no_changes, common.local.setup.num_peers
         of_all = _notes_about_any(num_peers)
         passed_on = topics.EVALUATION, topics.RELEASE, topics.CLASSES, topics.CLASS_SHARES, topics.SHARE, topics.AVERAGE
         about_any = (*passed_on, LOST, TOLD)
@@ -97,7 +83,8 @@ class Incoming:
             for topic in self._notes
             for rate, burst in (rates.get(topic, _OTHER_NOTES),)
         }
-        self._why_no_changes, self._num_peers = why_no_changes, num_peers
+        self._num_peers = num_peers
+        """How many everybody lists."""
 
     def hear(self, peer: int, name: str) -> Neighbor | None:
         """Return how a caller is seen that is no neighbour: one that not everybody lists, or a member, which may owe
@@ -124,8 +111,9 @@ class Incoming:
         """A link ended; the transport dials again by itself."""
         self._frames.disconnected(peer)
         self._neighbors.down(peer, self._runtime.now())
-        for call in self._on_link_down:
-            call()
+        self._training.link_down()
+        if self._training.progress is not None:
+            self._training.progress.link_down()
         self._runtime.wake()
 
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:

@@ -85,6 +85,30 @@ class Loop(Protocol):
         ...
 
 
+class Saver(Protocol):
+    """The daemon's interface to both savers. Every method raises StateError if the disk refuses."""
+
+    async def checkpoint(self) -> None:
+        """Save the state, between rounds."""
+        ...
+
+    async def take_snapshot(self) -> None:
+        """Save the state for the operator, now or as soon as it can be saved."""
+        ...
+
+    async def sync(self) -> None:
+        """Make what was journaled survive a power cut, and tell the neighbours what they may forget."""
+        ...
+
+    def go_back(self, round_: int) -> int:
+        """Set aside what is newer than the last checkpoint at or before a round; return its round. The last call."""
+        ...
+
+    def close(self) -> None:
+        """Close the files."""
+        ...
+
+
 class Frames(Protocol):
     """Entry of neighbours' frames into a loop, and the needs of a neighbour that is back. On the event loop.
 

@@ -25,16 +25,12 @@ from dataclasses import replace
 from time import perf_counter
 
 from peer.compress.payload import FloatArray
-from peer.daemon.checkpoint_cadence import CheckpointCadence
-from peer.daemon.device.limits import Limits
-from peer.daemon.local_peer import LocalPeer
-from peer.daemon.metrics_writer import MetricsWriter
-from peer.daemon.neighbors import Neighbors
-from peer.daemon.notes.evaluations import Evaluations, Models, OwnEvaluation
+from peer.daemon.notes.evaluations import Models
 from peer.daemon.operator.audit_log import EventLog
 from peer.daemon.pair_exchanges import PairExchanges
+from peer.daemon.parts import CommonParts
 from peer.daemon.progress import SignedProgress
-from peer.daemon.runtime import Runtime, pace
+from peer.daemon.runtime import pace
 from peer.daemon.saving import PairSaver
 from peer.errors import PeerUnreachable
 from peer.gossip.effects import Effects
@@ -50,27 +46,20 @@ class PairLoop:
 
     def __init__(
         self,
+        common: CommonParts,
         *,
-        local: LocalPeer,
-        runtime: Runtime,
-        neighbors: Neighbors,
         durable: DurablePair,
         exchanges: PairExchanges,
         saver: PairSaver,
-        cadence: CheckpointCadence,
-        evaluations: Evaluations,
-        own: OwnEvaluation,
-        metrics: MetricsWriter,
         audit_log: EventLog | None,
-        limits: Limits | None,
         progress: SignedProgress | None,
     ) -> None:
         self.participant = durable.participant
-        self._local, self._config = local, local.config
-        self._runtime, self._neighbors, self._durable = runtime, neighbors, durable
-        self._exchanges, self._saver, self._cadence = exchanges, saver, cadence
-        self._evaluations, self._own, self._metrics, self._audit_log = evaluations, own, metrics, audit_log
-        self._limits, self._progress = limits, progress
+        self._local, self._config = common.local, common.local.config
+        self._runtime, self._neighbors, self._durable = common.runtime, common.neighbors, durable
+        self._exchanges, self._saver, self._cadence = exchanges, saver, common.cadence
+        self._evaluations, self._own, self._metrics = common.evaluations, common.own, common.metrics
+        self._limits, self._progress, self._audit_log = common.limits, progress, audit_log
         self._steps_alone = self._config.rounds.max_skipped_rounds
         """Steps in a row without a neighbour; none of them before the first has come."""
         self._shown_exchanges = -1

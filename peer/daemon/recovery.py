@@ -13,12 +13,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from peer.daemon.local_peer import LocalPeer
-from peer.daemon.metrics_writer import MetricsWriter
-from peer.daemon.neighbors import Neighbors
-from peer.daemon.notes.evaluations import Evaluations, Models, OwnEvaluation, parse_stored
+from peer.daemon.notes.evaluations import Models, parse_stored
 from peer.daemon.operator.audit_log import AuditLog, EventLog
+from peer.daemon.parts import CommonParts
 from peer.daemon.runtime import Runtime
-from peer.daemon.watcher import Watcher
 from peer.errors import StateError
 from peer.gossip.effects import Effects
 from peer.gossip.membership import Change, ChangeKind
@@ -41,12 +39,12 @@ class Recovered(NamedTuple):
     """Open effects: the time to wake up, and a request without an answer. None of them has to be sent."""
 
 
-class MissingRows:
+class _MissingRows:
     """The rows that a crash kept out of the metrics."""
 
-    def __init__(self, local: LocalPeer, evaluations: Evaluations, own: OwnEvaluation, metrics: MetricsWriter) -> None:
-        self._store, self._evaluations, self._own, self._metrics = local.metrics, evaluations, own, metrics
-        self._evaluated = [record for record in self._store.evaluations() if record.peer == local.index]
+    def __init__(self, common: CommonParts) -> None:
+        self._common, self._store = common, common.local.metrics
+        self._evaluated = [record for record in self._store.evaluations() if record.peer == common.local.index]
         self._rounds: set[int] | None = None
 
     def lack(self, round_: int) -> bool:
@@ -59,28 +57,20 @@ class MissingRows:
         """Write the row of a round that was repeated, those of its links if their frames were counted, and evaluate the
         model after it, where these are missing; return its evaluation, if it has one."""
         if self.lack(record.round):
-            self._metrics.put_repeated_round(record, with_links=with_links)
+            self._common.metrics.put_repeated_round(record, with_links=with_links)
         done = record.round + 1
         found = [each for each in self._evaluated if each.round == done]
-        if self._evaluations.is_due(done) and not found:
-            found = self._own.measure(done, models())
-            self._metrics.put_evaluations(found)
+        if self._common.evaluations.is_due(done) and not found:
+            found = self._common.own.measure(done, models())
+            self._common.metrics.put_evaluations(found)
         return found
 
 
-def recover_rounds(
-    durable: DurablePeer,
-    local: LocalPeer,
-    runtime: Runtime,
-    neighbors: Neighbors,
-    evaluations: Evaluations,
-    missing: MissingRows,
-    audit_log: AuditLog | None,
-    watcher: Watcher,
-) -> Recovered:
+def recover_rounds(common: CommonParts, durable: DurablePeer, audit_log: AuditLog | None) -> Recovered:
     """Go back to where a peer of a run in rounds was. A script that repeats its steps hears of the rounds again. Raises
     StateError, with the folder."""
-    started, participant = time.perf_counter(), durable.participant
+    started, participant, missing = time.perf_counter(), durable.participant, _MissingRows(common)
+    local, neighbors, evaluations, watcher = common.local, common.neighbors, common.evaluations, common.watcher
 
     def on_round(effects: Effects) -> None:
         record = effects.record
@@ -104,7 +94,7 @@ def recover_rounds(
         raise StateError(f"{local.folder.directory}: {error}") from None
     for outgoing in recovery.effects.frames:
         neighbors.count(outgoing)
-    _continue(recovery, local, runtime, participant.round)
+    _continue(recovery, local, common.runtime, participant.round)
     # Others may have left by the time that anybody asks them.
     known = local.metrics.evaluations()
     if local.incarnation:
@@ -120,16 +110,10 @@ def recover_rounds(
     return Recovered(seconds, recovery.effects)
 
 
-def recover_pairs(
-    durable: DurablePair,
-    local: LocalPeer,
-    runtime: Runtime,
-    evaluations: Evaluations,
-    missing: MissingRows,
-    audit_log: EventLog | None,
-) -> Recovered:
+def recover_pairs(common: CommonParts, durable: DurablePair, audit_log: EventLog | None) -> Recovered:
     """Go back to where a peer of a run in pairs was. Raises StateError, with the folder."""
-    started, participant = time.perf_counter(), durable.participant
+    started, participant, missing = time.perf_counter(), durable.participant, _MissingRows(common)
+    local, evaluations = common.local, common.evaluations
 
     def on_load(state: Mapping[str, Any]) -> None:
         # Entries after the checkpoint are logged again as the journal is repeated.
@@ -147,7 +131,7 @@ def recover_pairs(
         recovery = durable.open(on_step, on_load)
     except StateError as error:
         raise StateError(f"{local.folder.directory}: {error}") from None
-    _continue(recovery, local, runtime, participant.round)
+    _continue(recovery, local, common.runtime, participant.round)
     evaluations.restore(map(parse_stored, recovery.state.get("evaluations", [])))
     is_new = not participant.round and not participant.in_iteration
     seconds = 0.0 if is_new else _took(started, "step", recovery, local, participant.round)

@@ -13,24 +13,20 @@ import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 
 from peer.compress.payload import FloatArray
-from peer.daemon.checkpoint_cadence import CheckpointCadence
-from peer.daemon.device.limits import Limits
-from peer.daemon.local_peer import LocalPeer
 from peer.daemon.members.change_requests import ChangeRequests
 from peer.daemon.members.equality import Equality
 from peer.daemon.members.joining import Joining
 from peer.daemon.members.loss_watch import LossWatch
 from peer.daemon.members.member_links import MemberLinks
 from peer.daemon.members.own_loss import OwnLoss
-from peer.daemon.neighbors import Neighbors
-from peer.daemon.notes.evaluations import Evaluations, Models
+from peer.daemon.notes.evaluations import Models
 from peer.daemon.notes.replica_check import ModelCheck, ReplicaCheck
 from peer.daemon.operator.audit_log import AuditLog
+from peer.daemon.parts import CommonParts
 from peer.daemon.progress import SignedProgress
 from peer.daemon.round_frames import RoundFrames
-from peer.daemon.runtime import Runtime, pace
+from peer.daemon.runtime import pace
 from peer.daemon.saving import RoundSaver
-from peer.daemon.watcher import Watcher
 from peer.errors import PeerUnreachable
 from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
@@ -57,10 +53,8 @@ class RoundLoop:
 
     def __init__(
         self,
+        common: CommonParts,
         *,
-        local: LocalPeer,
-        runtime: Runtime,
-        neighbors: Neighbors,
         durable: DurablePeer,
         frames: RoundFrames,
         member_links: MemberLinks,
@@ -69,30 +63,24 @@ class RoundLoop:
         replica_check: ReplicaCheck | ModelCheck,
         equality: Equality | None,
         saver: RoundSaver,
-        cadence: CheckpointCadence,
-        evaluations: Evaluations,
         audit_log: AuditLog | None,
-        watcher: Watcher,
         loss_watch: LossWatch | None,
         own_loss: OwnLoss | None,
-        limits: Limits | None,
         progress: SignedProgress | None,
     ) -> None:
         self.durable, self.participant = durable, durable.participant
-        self._config, self._roster = local.config, local.roster
-        self._runtime, self._neighbors, self._frames = runtime, neighbors, frames
+        self._local, self._runtime, self._neighbors = common.local, common.runtime, common.neighbors
+        self._config, self._roster, self._frames = self._local.config, self._local.roster, frames
         self._member_links, self._requests, self._joining = member_links, requests, joining
-        self._replica_check, self._saver, self._cadence = replica_check, saver, cadence
-        self._evaluations, self._audit_log = evaluations, audit_log
-        self._watcher = watcher
-        self._loss_watch, self.own_loss, self._limits = loss_watch, own_loss, limits
-        self._progress = progress
-        self._local, self._equality = local, equality
+        self._replica_check, self._saver, self._cadence = replica_check, saver, common.cadence
+        self._evaluations, self._watcher, self._limits = common.evaluations, common.watcher, common.limits
+        self._loss_watch, self.own_loss, self._equality = loss_watch, own_loss, equality
+        self._audit_log, self._progress = audit_log, progress
         self._said_that_it_slows_down = False
         self._asks_to_leave_at = float("-inf")
         """When it asks next, where a limit of the device wants it to leave."""
         self._said_that_it_is_behind_at = float("-inf")
-        self._began_at = runtime.now()
+        self._began_at = self._runtime.now()
         """When the exchange of the round under way began in this process."""
         self._late_round = -1
         """The last round of which it was told who is late."""

@@ -6,44 +6,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
-from peer.daemon.checkpoint_cadence import CheckpointCadence
-from peer.daemon.local_peer import LocalPeer
-from peer.daemon.metrics_writer import MetricsWriter
-from peer.daemon.notes.evaluations import Evaluations, stored
+from peer.daemon.loop_protocol import Saver
+from peer.daemon.notes.evaluations import stored
 from peer.daemon.operator.audit_log import EventLog
 from peer.daemon.pair_exchanges import PairExchanges
+from peer.daemon.parts import CommonParts
 from peer.daemon.round_frames import RoundFrames
-from peer.daemon.runtime import Runtime
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 
 _SYNC_EVERY_S = 1.0
-
-
-class Saver(Protocol):
-    """The daemon's interface to both savers. Every method raises StateError if the disk refuses."""
-
-    async def checkpoint(self) -> None:
-        """Save the state, between rounds."""
-        ...
-
-    async def take_snapshot(self) -> None:
-        """Save the state for the operator, now or as soon as it can be saved."""
-        ...
-
-    async def sync(self) -> None:
-        """Make what was journaled survive a power cut, and tell the neighbours what they may forget."""
-        ...
-
-    def go_back(self, round_: int) -> int:
-        """Set aside what is newer than the last checkpoint at or before a round; return its round. The last call."""
-        ...
-
-    def close(self) -> None:
-        """Close the files."""
-        ...
 
 
 async def sync_now_and_then(saver: Saver) -> None:
@@ -56,25 +29,17 @@ async def sync_now_and_then(saver: Saver) -> None:
 class RoundSaver:
     """Saves a peer of a run in rounds."""
 
-    def __init__(
-        self,
-        local: LocalPeer,
-        runtime: Runtime,
-        durable: DurablePeer,
-        frames: RoundFrames,
-        cadence: CheckpointCadence,
-        metrics: MetricsWriter,
-    ) -> None:
+    def __init__(self, common: CommonParts, durable: DurablePeer, frames: RoundFrames) -> None:
         self.is_at_rest = False
         """Whether no round is under way, and all is done that follows from the last one. The loop says so."""
-        self._local, self._runtime, self._durable, self._frames = local, runtime, durable, frames
-        self._cadence, self._metrics = cadence, metrics
+        self._common, self._runtime, self._durable, self._frames = common, common.runtime, durable, frames
+        self._cadence = common.cadence
 
     async def checkpoint(self, *, anew: bool = False) -> None:
         """Save the state, between rounds; `anew` even where there is a checkpoint of this round."""
         # The rounds before a checkpoint are never repeated, so that their rows have to be there.
-        self._metrics.flush()
-        description = self._local.describe(self._runtime.now())
+        self._common.metrics.flush()
+        description = self._common.local.describe(self._runtime.now())
 
         def save() -> dict[int, int] | None:
             # Asked in the worker: a frame that was taken before it may have begun a round.
@@ -112,26 +77,18 @@ class PairSaver:
     """Saves a peer of a run in pairs."""
 
     def __init__(
-        self,
-        local: LocalPeer,
-        runtime: Runtime,
-        durable: DurablePair,
-        exchanges: PairExchanges,
-        cadence: CheckpointCadence,
-        metrics: MetricsWriter,
-        evaluations: Evaluations,
-        audit_log: EventLog | None,
+        self, common: CommonParts, durable: DurablePair, exchanges: PairExchanges, audit_log: EventLog | None
     ) -> None:
-        self._local, self._runtime, self._durable, self._exchanges = local, runtime, durable, exchanges
-        self._cadence, self._metrics, self._evaluations, self._audit_log = cadence, metrics, evaluations, audit_log
+        self._common, self._runtime, self._durable, self._exchanges = common, common.runtime, durable, exchanges
+        self._cadence, self._audit_log = common.cadence, audit_log
 
     async def checkpoint(self) -> None:
         """Save the state, between steps."""
         # The steps before a checkpoint are never repeated, so that their rows have to be there.
-        self._metrics.flush()
-        description = self._local.describe(self._runtime.now())
+        self._common.metrics.flush()
+        description = self._common.local.describe(self._runtime.now())
         # Those that have finished by then cannot be asked again.
-        description["evaluations"] = [*map(stored, self._evaluations.newest.values())]
+        description["evaluations"] = [*map(stored, self._common.evaluations.newest.values())]
         await self._exchanges.call(self._save, description)
         self._cadence.saved()
 

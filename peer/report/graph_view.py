@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.spectrum import Contraction
 from peer.gossip.topology import Schedule
+from peer.report.page import fill
 
 MAX_LISTED_PEERS = 64
 """Most peers whose receivers `text` lists."""
@@ -56,8 +57,6 @@ def text(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
 
 def svg(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
     """Return the drawing as one SVG document."""
-    from peer.report.page import fill  # Templates take a moment to import, and `text` needs none.
-
     shown = schedule.matrices[:MAX_PANELS]
     panels = [_panel(schedule, number, matrix, names) for number, matrix in enumerate(shown)]
     columns, side = min(len(panels), 4), round(panels[0].side)
@@ -189,12 +188,10 @@ class _Edge:
 
 @dataclass(frozen=True)
 class _Peer:
-    x: float
-    y: float
+    at: _Point
     label: str
     name: str
-    name_x: float
-    name_y: float
+    name_at: _Point
 
 
 @dataclass(frozen=True)
@@ -223,16 +220,10 @@ def _panel(schedule: Schedule, number: int, matrix: MixingMatrix, names: Sequenc
     for place, peer in enumerate(around):
         angles[peer] = 2 * math.pi * place / len(around) - math.pi / 2
         centres[peer] = (side / 2 + orbit * math.cos(angles[peer]), side / 2 + orbit * math.sin(angles[peer]))
-    peers = [
-        _Peer(
-            *centre,
-            str(peer),
-            names[peer] if names and n <= 24 else "",
-            centre[0] + (radius + 14) * math.cos(angle),
-            centre[1] + (radius + 12) * math.sin(angle),
-        )
-        for peer, (centre, angle) in enumerate(zip(centres, angles, strict=True))
-    ]
+    peers = []
+    for peer, (at, angle) in enumerate(zip(centres, angles, strict=True)):
+        name_at = at[0] + (radius + 14) * math.cos(angle), at[1] + (radius + 12) * math.sin(angle) + 4
+        peers.append(_Peer(at, str(peer), names[peer] if names and n <= 24 else "", name_at))
     caption = ""
     if schedule.is_time_varying:
         first = number * schedule.period_rounds

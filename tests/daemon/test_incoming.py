@@ -11,8 +11,8 @@ import pytest
 
 from peer.daemon.final_average import FinalAverage
 from peer.daemon.incoming import Incoming
-from peer.daemon.members.roster import Roster
 from peer.daemon.operator.operator_api import OperatorApi
+from peer.daemon.parts import CommonParts, TrainingParts
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused, RemoteProtocolError
 from tests.daemon.parts import FakeMembers, FakeTransport, neighbors_over
@@ -56,19 +56,18 @@ class Peer:
             name=lambda peer: f"peer-{peer}",
             hear=lambda peer, name, is_member: passive(peer) if is_member else None,
         )
+        setup = SimpleNamespace(why_no_changes=why_no_changes, num_peers=3)
+        common = SimpleNamespace(
+            runtime=self.runtime, neighbors=self.neighbors, local=SimpleNamespace(roster=roster, setup=setup)
+        )
+        training = SimpleNamespace(frames=self.frames, members=self.members, link_down=lambda: None, progress=None)
         self.incoming = Incoming(
-            runtime=self.runtime,
-            neighbors=self.neighbors,
-            roster=cast(Roster, roster),
-            frames=self.frames,
+            cast(CommonParts, common),
+            cast(TrainingParts, training),
             average=cast(FinalAverage, SimpleNamespace(frame_received=self.judge)),
-            members=self.members,
             operator=cast(OperatorApi, None),
             greetings={"evaluation": lambda peer: [b"known"], "release": lambda peer: [b"0.2.0", b"0.1.0"]},
             notes={"evaluation": self.judge, "replica": self.judge, "join": self.judge},
-            on_link_down=(),
-            why_no_changes=why_no_changes,
-            num_peers=3,
         )
 
     def judge(self, peer: int, note: bytes) -> None:

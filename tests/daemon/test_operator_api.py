@@ -11,17 +11,12 @@ import pytest
 
 from peer.config.options import PeerAddress, PrivacyOptions
 from peer.config.precision_choice import PrecisionChoice
-from peer.daemon.local_peer import LocalPeer
-from peer.daemon.loop_protocol import Loop
 from peer.daemon.members.admissions import Admissions
 from peer.daemon.members.peer_list_reload import PeerList
-from peer.daemon.metrics_writer import MetricsWriter
-from peer.daemon.notes.divergence import Claim, Divergence
-from peer.daemon.notes.evaluations import Evaluations
-from peer.daemon.notes.releases import Releases
+from peer.daemon.notes.divergence import Claim
 from peer.daemon.operator.operator_api import OperatorApi
+from peer.daemon.parts import CommonParts, TrainingParts
 from peer.daemon.runtime import Runtime
-from peer.daemon.saving import Saver
 from peer.errors import SottoError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind
@@ -94,31 +89,24 @@ class Asked:
         transport_facts.relay, transport_facts.relayed = SimpleNamespace(carried={}), lambda peer: None
         self.claims: dict[int, Claim] = {}
         loop = SimpleNamespace(round=7, figures=lambda: {"push_weight": 1.0}, link_figures=lambda peer: {})
-        self.api = OperatorApi(
-            local=cast(LocalPeer, local),
+        common = SimpleNamespace(
+            local=local,
             runtime=self.runtime,
             neighbors=neighbors,
-            loop=cast(Loop, loop),
-            saver=cast(Saver, self.saver),
-            members=self.members,
-            evaluations=cast(
-                Evaluations,
-                SimpleNamespace(
-                    own=lambda: None,
-                    worst=lambda: None,
-                    finished=lambda: self.finished,
-                    criteria=(ACCURACY,),
-                    told=(ACCURACY,),
-                ),
+            evaluations=SimpleNamespace(
+                own=lambda: None,
+                worst=lambda: None,
+                finished=lambda: self.finished,
+                criteria=(ACCURACY,),
+                told=(ACCURACY,),
             ),
-            divergence=cast(Divergence, SimpleNamespace(claims=lambda: self.claims)),
-            metrics=cast(
-                MetricsWriter, SimpleNamespace(last_loss=0.5, flush=self.metrics.flush, put_links=self.metrics.flush)
-            ),
-            peer_list=cast(PeerList, None),
+            divergence=SimpleNamespace(claims=lambda: self.claims),
+            metrics=SimpleNamespace(last_loss=0.5, flush=self.metrics.flush, put_links=self.metrics.flush),
             admissions=Admissions(self.log, cast(Any, None), neighbors, None),
-            releases=cast(Releases, SimpleNamespace(software=lambda: dict(enumerate(SOFTWARE)), needed=3, usable=4)),
+            releases=SimpleNamespace(software=lambda: dict(enumerate(SOFTWARE)), needed=3, usable=4),
         )
+        training = SimpleNamespace(loop=loop, saver=self.saver, members=self.members)
+        self.api = OperatorApi(cast(CommonParts, common), cast(TrainingParts, training), cast(PeerList, None))
 
     def ask(self, verb: str, **arguments: object) -> dict[str, Any]:
         return asyncio.run(self.api.control(verb, arguments))

@@ -12,8 +12,7 @@ import pytest
 
 from peer.config.options import StateOptions
 from peer.daemon.checkpoint_cadence import CheckpointCadence
-from peer.daemon.local_peer import LocalPeer
-from peer.daemon.metrics_writer import MetricsWriter
+from peer.daemon.parts import CommonParts
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import RoundSaver
@@ -40,13 +39,16 @@ class Peer:
         self.cadence = CheckpointCadence(StateOptions(), rounds=50, every=0)
         self.confirmed: list[Any] = []
         self.flushed = 0
+        common = SimpleNamespace(
+            local=SimpleNamespace(describe=lambda seconds: {}),
+            runtime=self.runtime,
+            cadence=self.cadence,
+            metrics=SimpleNamespace(flush=self.flush),
+        )
         self.saver = RoundSaver(
-            cast(LocalPeer, SimpleNamespace(describe=lambda seconds: {})),
-            self.runtime,
+            cast(CommonParts, common),
             cast(DurablePeer, self.durable),
             cast(RoundFrames, SimpleNamespace(confirm=self.confirmed.append)),
-            self.cadence,
-            cast(MetricsWriter, SimpleNamespace(flush=self.flush)),
         )
 
     def flush(self) -> None:

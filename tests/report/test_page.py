@@ -238,7 +238,7 @@ def test_the_wheel_holds_every_template_script_and_style_sheet() -> None:
 def test_only_who_makes_a_page_waits_for_templates() -> None:
     program = (
         "import sys\n"
-        "import peer.daemon.process, peer.simulate, peer.cli.up, peer.report.live, peer.report.graph_view\n"
+        "import peer.daemon.process, peer.simulate, peer.cli.up, peer.report.live\n"
         "print('jinja2' in sys.modules)\n"
         "import peer.report.run_page\n"
         "print('jinja2' in sys.modules)\n"

@@ -8,17 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from peer import __version__
-from peer.daemon.local_peer import LocalPeer
-from peer.daemon.loop_protocol import Loop, Members
-from peer.daemon.members.admissions import Admissions
 from peer.daemon.members.peer_list_reload import PeerList
-from peer.daemon.metrics_writer import MetricsWriter
-from peer.daemon.neighbors import Neighbors
-from peer.daemon.notes.divergence import Divergence
-from peer.daemon.notes.evaluations import Evaluations
-from peer.daemon.notes.releases import Releases
-from peer.daemon.runtime import Runtime
-from peer.daemon.saving import Saver
+from peer.daemon.parts import CommonParts, TrainingParts
 from peer.errors import SottoError
 from peer.gossip.membership import ChangeKind
 from peer.net.offences import NOTABLE, advice
@@ -31,28 +22,13 @@ from peer.state.metrics import PAGED, EvaluationRecord, LinkRecord
 class OperatorApi:
     """Answers an operator. Every method raises SottoError, with a sentence, where it cannot do as asked."""
 
-    def __init__(
-        self,
-        *,
-        local: LocalPeer,
-        runtime: Runtime,
-        neighbors: Neighbors,
-        loop: Loop,
-        saver: Saver,
-        members: Members,
-        evaluations: Evaluations,
-        divergence: Divergence,
-        metrics: MetricsWriter,
-        peer_list: PeerList,
-        admissions: Admissions,
-        releases: Releases,
-    ) -> None:
+    def __init__(self, common: CommonParts, training: TrainingParts, peer_list: PeerList) -> None:
         self.state = "running"
         """This peer's activity, in a word, until it stops; then its outcome."""
-        self._local, self._runtime, self._neighbors = local, runtime, neighbors
-        self._loop, self._saver, self._members, self._evaluations = loop, saver, members, evaluations
-        self._divergence, self._metrics, self._peer_list = divergence, metrics, peer_list
-        self._admissions, self._releases = admissions, releases
+        self._local, self._runtime, self._neighbors = common.local, common.runtime, common.neighbors
+        self._loop, self._saver, self._members = training.loop, training.saver, training.members
+        self._evaluations, self._divergence, self._metrics = common.evaluations, common.divergence, common.metrics
+        self._admissions, self._releases, self._peer_list = common.admissions, common.releases, peer_list
 
     async def control(self, verb: str, arguments: Mapping[str, object], caller: str = "") -> dict[str, object]:
         """Carry out `verb` for a caller of that name, and return the answer."""
