@@ -158,17 +158,15 @@ def assemble_around(
 def _average(common: CommonParts, training: TrainingParts) -> FinalAverage:
     local, config = common.local, common.local.config
     return FinalAverage(
-        local.number,
+        common.hearsay,
         rounds=config.run.rounds,
         layout=local.trainer.layout,
         directory=local.folder.directory,
         is_last_round_done=training.loop.round >= config.run.rounds,
         why_not=why_no_average(config),
         most_weight=len(local.setup.first_members) + 0.5 if local.setup.spec.push_sum else None,
-        peers=local.roster,
         name=local.roster.name,
         is_older=lambda peer: common.releases.is_older(peer, AVERAGE),
-        statements=local.statements,
         neighbors=common.neighbors,
         runtime=common.runtime,
         give_up_after_s=config.transport.give_up_after_s,
@@ -201,14 +199,8 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
     splits: list[Split] = ["test"]
     if len(local.setup.manifest.holdout[local.index]):
         splits.append("holdout")
-    releases = Releases(
-        local.number,
-        SOFTWARE,
-        peers=local.roster,
-        neighbors=neighbors,
-        statements=local.statements,
-        now=runtime.now,
-    )
+    hearsay = notes.Hearsay(local.number, local.roster, local.statements, neighbors.is_up, runtime.now)
+    releases = Releases(hearsay, SOFTWARE, neighbors)
     if isinstance(local.trainer, RecordedSteps):
         local.trainer.all_speak = releases.have_spoken
     manifest = local.setup.manifest
@@ -217,28 +209,23 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
         local=local,
         runtime=runtime,
         neighbors=neighbors,
+        hearsay=hearsay,
         evaluations=Evaluations(
-            local.number,
+            hearsay,
             config.evaluation,
             config.run.rounds,
-            peers=local.roster,
             is_former=local.roster.is_former,
             samples=SampleCounts(
                 local.trainer.class_counts(), manifest.num_samples if isinstance(manifest, Manifest) else None
             ),
-            is_up=neighbors.is_up,
             broadcast=neighbors.broadcast,
             on_news=evaluated,
-            now=runtime.now,
             criteria=local.setup.criteria,
-            statements=local.statements,
         ),
         own=OwnEvaluation(local.number, local.trainer, splits, keep_in),
         divergence=Divergence(
-            local.number,
+            hearsay,
             config.run.rounds,
-            peers=local.roster,
-            is_up=neighbors.is_up,
             name=local.roster.name,
             advice=advice(
                 config,
@@ -247,8 +234,6 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
             ),
             broadcast=neighbors.broadcast,
             stop=lambda reason: runtime.request_stop(reason, at_once=True),
-            now=runtime.now,
-            statements=local.statements,
         ),
         cadence=CheckpointCadence(
             config.state,
@@ -265,26 +250,27 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
             local.access.revoked if isinstance(local.access, Credentials) else None,
         ),
         releases=releases,
-        class_votes=_class_votes(local, runtime, neighbors, releases),
+        class_votes=_class_votes(local, runtime, neighbors, hearsay, releases),
         limits=Limits(config.limits, local.folder.disk, neighbors, sync=runtime.sync, wall_clock=wall_clock)
         if config.limits.can_be_reached
         else None,
     )
 
 
-def _class_votes(local: LocalPeer, runtime: Runtime, neighbors: Neighbors, releases: Releases) -> ClassVotes | None:
+def _class_votes(
+    local: LocalPeer, runtime: Runtime, neighbors: Neighbors, hearsay: notes.Hearsay, releases: Releases
+) -> ClassVotes | None:
     """Return the vote on the shares of the classes; None where they are known, or nothing is adjusted by them."""
     data, trainer = local.config.data, local.trainer
     votes = data.partition == "own" and data.class_shares == VOTE and local.setup.training.label_adjustment
     if not votes or not isinstance(trainer, Trainer):
         return None
     return ClassVotes(
-        local.number,
+        hearsay,
         trainer.train_class_counts(),
         voters=local.setup.first_members,
         total_samples=data.total_samples if data.weight_by_samples else None,
         disk=local.folder.disk,
-        statements=local.statements,
         neighbors=neighbors,
         runtime=runtime,
         name=local.roster.name,

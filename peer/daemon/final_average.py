@@ -33,7 +33,7 @@ from peer.daemon.notes import notes
 from peer.daemon.notes.evaluations import Models
 from peer.daemon.runtime import Runtime
 from peer.errors import PeerUnreachable, RemoteProtocolError, SecurityError, StateError
-from peer.node.statements import Statements, is_later
+from peer.node.statements import is_later
 from peer.rate_limits import Allowances
 from peer.records import ModelForm
 from peer.state.disk import RealDisk, writing
@@ -80,7 +80,7 @@ class FinalAverage:
 
     def __init__(
         self,
-        peer: int,
+        hearsay: notes.Hearsay,
         *,
         rounds: int,
         layout: Layout,
@@ -88,10 +88,8 @@ class FinalAverage:
         is_last_round_done: bool,
         why_not: str | None,
         most_weight: float | None,
-        peers: Container[int],
         name: Callable[[int], str],
         is_older: Callable[[int], bool],
-        statements: Statements,
         neighbors: Neighbors,
         runtime: Runtime,
         give_up_after_s: float,
@@ -103,12 +101,11 @@ class FinalAverage:
         push-sum weight; None for algorithms without. `is_older(peer)`: whether a member is known to run a release that
         cannot take part. `piece_bytes`: least size of a chunk of a neighbour's stream, where it has much to send.
         Raises StateError."""
-        self._me, self._rounds, self._layout, self._directory = peer, rounds, layout, directory
-        self._disk, self._why_not, self._most_weight = RealDisk(directory), why_not, most_weight
-        self._name, self._is_older, self._statements = name, is_older, statements
+        self._hearsay, self._me, self._rounds, self._layout = hearsay, hearsay.own, rounds, layout
+        self._directory, self._disk, self._why_not = directory, RealDisk(directory), why_not
+        self._most_weight, self._name, self._is_older = most_weight, name, is_older
         self._neighbors, self._runtime = neighbors, runtime
         self._give_up_after_s, self._linger_s = give_up_after_s, linger_s
-        self._hearsay = notes.Hearsay(peer, peers, statements, neighbors.is_up, runtime.now)
         self._share_news, self._told_news = Allowances(**_NEWS), Allowances(**_NEWS)
         self._pace, self._piece_bytes = Allowances(rate=_PIECES_PER_S, burst=_PIECES_PER_S), piece_bytes
         self._file = ShareFile(directory / SHARES_NAME, layout.size, ())
@@ -215,7 +212,7 @@ class FinalAverage:
         if owner in self._refused or owner == self._me:
             return
         try:
-            if not self._statements.check(notes.SHARE, owner, note):
+            if not self._hearsay.statements.check(notes.SHARE, owner, note):
                 return
         except SecurityError as error:
             raise RemoteProtocolError(f"told another share of peer {owner} in its name: {error}") from None
@@ -324,7 +321,7 @@ class FinalAverage:
             digests = await self._runtime.work(self._file.put_all, self._me, np.asarray(model.x, np.float32))
             share = notes.Share(self._me, float(model.u), digests)
             self._shares[self._me] = share
-            self._notes[self._me] = self._statements.sign(notes.SHARE, notes.encode_share(share, self._rounds))
+            self._notes[self._me] = self._hearsay.statements.sign(notes.SHARE, notes.encode_share(share, self._rounds))
             self._keep()
         for note in self._notes.values():
             self._neighbors.broadcast(notes.SHARE, note)
@@ -407,7 +404,7 @@ class FinalAverage:
 
     def _tell(self, shares: bytes, file: bytes) -> None:
         told = notes.Averaged(self._me, shares, file)
-        note = self._statements.sign(notes.AVERAGE, notes.encode_averaged(told, self._rounds))
+        note = self._hearsay.statements.sign(notes.AVERAGE, notes.encode_averaged(told, self._rounds))
         self._told[self._me] = told, note
         self._neighbors.broadcast(notes.AVERAGE, note)
         self._goes_on()

@@ -15,6 +15,7 @@ from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes.class_votes import ClassVotes
 from peer.daemon.notes.divergence import Divergence
 from peer.daemon.notes.evaluations import Evaluations, OwnEvaluation
+from peer.daemon.notes.notes import Hearsay
 from peer.daemon.notes.releases import Releases
 from peer.daemon.progress import SignedProgress
 from peer.daemon.runtime import Runtime
@@ -34,6 +35,7 @@ class CommonParts:
     local: LocalPeer
     runtime: Runtime
     neighbors: Neighbors
+    hearsay: Hearsay
     evaluations: Evaluations
     own: OwnEvaluation
     divergence: Divergence

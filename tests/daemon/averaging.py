@@ -123,17 +123,15 @@ class Net:
         neighbors.set_partners(self.graph[peer], self.graph[peer])
         neighbors.connect(cast(Transport, Link(self, peer)))
         formed = formed or FinalAverage(
-            peer,
+            notes.Hearsay(peer, self.graph, self.statements.get(peer, Unsigned()), neighbors.is_up, runtime.now),
             rounds=ROUNDS,
             layout=LAYOUT,
             directory=state,
             is_last_round_done=is_last_round_done,
             why_not=None,
             most_weight=None if self.weights is None else len(self.graph) + 0.5,
-            peers=self.graph,
             name=lambda each: f"peer-{each}",
             is_older=self.older.__contains__,
-            statements=self.statements.get(peer, Unsigned()),
             neighbors=neighbors,
             runtime=runtime,
             give_up_after_s=self.give_up_after_s,

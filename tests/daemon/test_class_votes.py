@@ -19,6 +19,7 @@ from peer.daemon.notes.notes import (
     CLASS_SHARES,
     CLASSES,
     ClassVote,
+    Hearsay,
     class_vote,
     decode_class_vote,
     decode_shares,
@@ -57,12 +58,11 @@ class Peer:
         self.shares: list[Float64Array] = []
         self.neighbors = neighbors_over(self.transport, (1, 2))
         self.votes = ClassVotes(
-            0,
+            Hearsay(0, voters, statements or Unsigned(), self.neighbors.is_up, self.runtime.now),
             (70, 20, 10),
             voters=voters,
             total_samples=total_samples,
             disk=RealDisk(folder),
-            statements=statements or Unsigned(),
             neighbors=self.neighbors,
             runtime=self.runtime,
             name=lambda peer: f"peer-{peer}",

@@ -13,11 +13,12 @@ from peer.compress.payload import FloatArray
 from peer.config.options import GuardOptions, load
 from peer.daemon import process
 from peer.daemon.notes.divergence import Claim, Diverged, Divergence, advice
-from peer.daemon.notes.notes import encode_divergence
+from peer.daemon.notes.notes import Hearsay, encode_divergence
 from peer.daemon.process import Daemon, open_peer
 from peer.daemon.rounds import RoundLoop
 from peer.errors import DivergenceError, PeerUnreachable
 from peer.node.divergence_guard import reason_to_stop
+from peer.node.statements import Unsigned
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 from peer.ops.rollback import newest_common_round, put_back
@@ -35,15 +36,12 @@ class Told:
         self.up: set[int] = set()
         self.now = 0.0
         self.divergence = Divergence(
-            0,
+            Hearsay(0, range(4), Unsigned(), self.up.__contains__, lambda: self.now),
             100,
-            peers=range(4),
-            is_up=self.up.__contains__,
             name=lambda peer: f"peer-{peer}",
             advice="without {name}, this one waits",
             broadcast=self.broadcast,
             stop=self.reasons.append,
-            now=lambda: self.now,
         )
 
     def broadcast(self, topic: str, note: bytes, besides: int | None) -> None:

@@ -13,7 +13,7 @@ import pytest
 from peer.compress.payload import FloatArray
 from peer.config.options import EvaluationOptions
 from peer.daemon.notes.evaluations import Evaluations, Models, OwnEvaluation, SampleCounts, parse_stored, stored
-from peer.daemon.notes.notes import decode_evaluation, encode_evaluation
+from peer.daemon.notes.notes import Hearsay, decode_evaluation, encode_evaluation
 from peer.errors import StateError
 from peer.node.statements import Statements, Unsigned, counter_of, sealed
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
@@ -48,18 +48,14 @@ class Sent:
     ) -> Evaluations:
         """Return those of peer 0. The test set has 12 samples of two classes, the training data 40."""
         return Evaluations(
-            0,
+            Hearsay(0, PEERS, statements or Unsigned(), self.up.__contains__, lambda: self.now),
             options,
             rounds,
-            peers=PEERS,
             is_former=lambda peer: peer in former,
             samples=samples or SampleCounts((10, 2), 40),
-            is_up=self.up.__contains__,
             broadcast=self.broadcast,
             on_news=self.on_news,
-            now=lambda: self.now,
             criteria=criteria,
-            statements=statements,
         )
 
     def broadcast(self, topic: str, note: bytes, besides: int | None) -> None:

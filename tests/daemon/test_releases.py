@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import pytest
 
-from peer.daemon.notes.notes import RELEASE, ReleaseTold, encode_release
+from peer.daemon.notes.notes import RELEASE, Hearsay, ReleaseTold, encode_release
 from peer.daemon.notes.releases import Releases
 from peer.errors import RemoteProtocolError
 from peer.node.statements import Statements, Unsigned
@@ -24,15 +24,9 @@ class Peer:
         self.transport = FakeTransport(up={1, 2}, protocols=dict.fromkeys((1, 2), NEWEST))
         self.members: Collection[int] = ALL
         self.needed, self.now = OLDEST, 0.0
-        self.releases = Releases(
-            0,
-            "sottovoce 0.2.0",
-            peers=ALL,
-            neighbors=neighbors_over(self.transport, (1, 2)),
-            statements=statements or Unsigned(),
-            now=lambda: self.now,
-            wall_clock=lambda: 1000.0 + self.now,
-        )
+        neighbors = neighbors_over(self.transport, (1, 2))
+        hearsay = Hearsay(0, ALL, statements or Unsigned(), neighbors.is_up, lambda: self.now)
+        self.releases = Releases(hearsay, "sottovoce 0.2.0", neighbors, lambda: 1000.0 + self.now)
         self.releases.follow(lambda: self.members, lambda: self.needed)
 
     @property

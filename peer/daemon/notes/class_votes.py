@@ -20,13 +20,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
 from peer.config.options import VOTE
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes import notes
 from peer.daemon.runtime import Runtime
 from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError, SecurityError
-from peer.node.statements import Statements, is_later
+from peer.node.statements import is_later
 from peer.rate_limits import Allowances
 from peer.state.disk import Disk
 from peer.state.kept_file import CLASS_VOTES
@@ -48,13 +49,12 @@ class ClassVotes:
 
     def __init__(
         self,
-        peer: int,
+        hearsay: notes.Hearsay,
         counts: Sequence[int],
         *,
         voters: Collection[int],
         total_samples: int | None,
         disk: Disk,
-        statements: Statements,
         neighbors: Neighbors,
         runtime: Runtime,
         name: Callable[[int], str],
@@ -65,11 +65,11 @@ class ClassVotes:
         `total_samples`: how many samples all devices have, where every sample is to count alike. `all_speak()`: whether
         all devices tell digests of the votes. `use` is told the result, before any round. Raises ConfigError for a run
         that began without votes, and StateError."""
-        self._own = notes.class_vote(peer, counts, tells_samples=total_samples is not None)
+        self._own = notes.class_vote(hearsay.own, counts, tells_samples=total_samples is not None)
         self._voters, self._total_samples = frozenset(voters), total_samples
-        self._disk, self._statements, self._neighbors = disk, statements, neighbors
+        self._disk, self._neighbors = disk, neighbors
         self._runtime, self._name, self._all_speak, self._use = runtime, name, all_speak, use
-        self._hearsay = notes.Hearsay(peer, self._voters, statements, neighbors.is_up, runtime.now)
+        self._hearsay = replace(hearsay, peers=self._voters)
         self._news, self._answers = Allowances(**_NEWS), Allowances(rate=1 / _AGAIN_S, burst=1)
         self._report_news = Allowances(**_NEWS)
         self._notes: dict[int, bytes] = {}
@@ -175,7 +175,7 @@ class ClassVotes:
         if voter not in self._votes or voter in self.told_two:
             return
         try:
-            if not self._statements.check(notes.CLASSES, voter, note):
+            if not self._hearsay.statements.check(notes.CLASSES, voter, note):
                 return
         except SecurityError as error:
             raise RemoteProtocolError(f"told another vote of peer {voter} in its name: {error}") from None
@@ -197,7 +197,7 @@ class ClassVotes:
         if not self._all_speak():
             return
         digest = self._digest()
-        note = self._statements.sign(notes.CLASS_SHARES, notes.encode_shares(self._own.peer, digest))
+        note = self._hearsay.statements.sign(notes.CLASS_SHARES, notes.encode_shares(self._own.peer, digest))
         self._reports[self._own.peer] = digest, note
         self._neighbors.broadcast(notes.CLASS_SHARES, note)
 
@@ -225,7 +225,9 @@ class ClassVotes:
 
     def _vote(self) -> None:
         if self._own.peer in self._voters and self._own.peer not in self._notes:
-            self._notes[self._own.peer] = self._statements.sign(notes.CLASSES, notes.encode_class_vote(self._own))
+            self._notes[self._own.peer] = self._hearsay.statements.sign(
+                notes.CLASSES, notes.encode_class_vote(self._own)
+            )
             self._votes[self._own.peer] = self._own
 
     def _is_news(self, source: int, voter: int, note: bytes) -> bool:

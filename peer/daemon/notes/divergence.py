@@ -9,12 +9,11 @@ and the operator decides: end the run, go on without the peer, or put all peers 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.config.options import Config
 from peer.daemon.notes import notes
-from peer.node.statements import Statements, Unsigned
 from peer.rate_limits import Allowances
 
 log = logging.getLogger("sotto")
@@ -48,30 +47,21 @@ class Divergence:
 
     def __init__(
         self,
-        peer: int,
+        hearsay: notes.Hearsay,
         rounds: int,
         *,
-        peers: Container[int],
-        is_up: Callable[[int], bool],
         name: Callable[[int], str],
         advice: str,
         broadcast: Callable[[str, bytes, int | None], None],
         stop: Callable[[str], None],
-        now: Callable[[], float],
-        statements: Statements | None = None,
     ) -> None:
-        """`rounds`: how many the run has. `peers`: possible subjects of reports. `is_up(peer)` returns whether there is
-        a link to it. `advice`: a sentence on what happens now, and on possible steps, about {name}. `stop` ends this
-        peer for a reason, `broadcast(topic, note, besides)` tells the neighbours. `now()` in seconds. `statements`
-        signs for this peer, and knows others' signed statements."""
+        """`rounds`: how many the run has. `advice`: a sentence on what happens now, and on possible steps, about
+        {name}. `stop` ends this peer for a reason, `broadcast(topic, note, besides)` tells the neighbours."""
         self.finding: Diverged | None = None
         """This peer's own finding; None while all is well."""
         self._claims: dict[int, Claim] = {}
-        self._peer, self._rounds, self._is_up = peer, rounds, is_up
-        self._name, self._advice = name, advice
-        self._broadcast, self._stop, self._now = broadcast, stop, now
-        self._statements: Statements = statements or Unsigned()
-        self._hearsay = notes.Hearsay(peer, peers, self._statements, is_up, now)
+        self._hearsay, self._rounds, self._name, self._advice = hearsay, rounds, name, advice
+        self._broadcast, self._stop = broadcast, stop
         self._of_a_peer, self._from_a_neighbor = Allowances(**_NEWS_OF_A_PEER), Allowances(**_NEWS_FROM_A_NEIGHBOR)
 
     def declare(self, finding: Diverged) -> None:
@@ -79,8 +69,8 @@ class Divergence:
         if self.finding is None:
             self.finding = finding
             log.error("%s", finding.reason)
-            note = notes.encode_divergence(self._peer, finding.round, finding.reason)
-            self._broadcast(notes.DIVERGED, self._statements.sign(notes.DIVERGED, note), None)
+            note = notes.encode_divergence(self._hearsay.own, finding.round, finding.reason)
+            self._broadcast(notes.DIVERGED, self._hearsay.statements.sign(notes.DIVERGED, note), None)
             self._stop(f"it diverged: {finding.reason}")
 
     def heard(self, source: int, note: bytes) -> None:
@@ -91,7 +81,7 @@ class Divergence:
         if not is_news:
             return  # Before the signature is looked at: every neighbour brings the same.
         teller = self._hearsay.teller(notes.DIVERGED, note, peer, source, self._of_a_peer)
-        if teller is None or not self._from_a_neighbor.spend(source, self._now()):
+        if teller is None or not self._from_a_neighbor.spend(source, self._hearsay.now()):
             return
         claim = self._claims[peer] = Claim(round_, reason, teller)
         log.warning("%s; %s", self._sentence(peer, claim), self._advice.format(name=self._name(peer)))
@@ -99,7 +89,7 @@ class Divergence:
 
     def claims(self) -> dict[int, Claim]:
         """Return the reports about peers that are not back, as far as this one can see."""
-        return {peer: claim for peer, claim in sorted(self._claims.items()) if not self._is_up(peer)}
+        return {peer: claim for peer, claim in sorted(self._claims.items()) if not self._hearsay.is_up(peer)}
 
     def _sentence(self, peer: int, claim: Claim) -> str:
         says = "says" if claim.told_by == peer else f"is said by {self._name(claim.told_by)}"

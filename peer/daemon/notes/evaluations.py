@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -21,7 +21,7 @@ from peer.config.options import EvaluationOptions
 from peer.daemon.notes import notes
 from peer.foreign_values import parse_json
 from peer.node.evaluation_cadence import is_evaluated, is_shared
-from peer.node.statements import Statements, Unsigned, is_later
+from peer.node.statements import is_later
 from peer.rate_limits import Allowances
 from peer.records import ACCURACY, Criterion
 from peer.run.summary import evaluation_record
@@ -83,38 +83,30 @@ class Evaluations:
 
     def __init__(
         self,
-        peer: int,
+        hearsay: notes.Hearsay,
         options: EvaluationOptions,
         rounds: int,
         *,
-        peers: Container[int],
         is_former: Callable[[int], bool] = lambda peer: False,
         samples: SampleCounts,
-        is_up: Callable[[int], bool],
         broadcast: Callable[[str, bytes, int | None], None],
         on_news: Callable[[EvaluationRecord], None],
-        now: Callable[[], float],
         criteria: Sequence[Criterion] = (ACCURACY,),
-        statements: Statements | None = None,
     ) -> None:
-        """`rounds`: how many the run has. `peers`: possible subjects of notes; `is_former(peer)` returns whether that
-        device takes part again under a newer number. `is_up(peer)` returns whether there is a link to it.
-        `broadcast(topic, note, besides)` tells the neighbours; `on_news` is told of each evaluation that was not known.
-        `now()` in seconds. `criteria`: the figures of an evaluation, the one that models are compared by first.
-        `statements` signs for this peer, and knows others' signed statements."""
+        """`rounds`: how many the run has. `is_former(peer)` returns whether a device takes part again under a newer
+        number. `broadcast(topic, note, besides)` tells the neighbours; `on_news` is told of each evaluation that was
+        not known. `criteria`: the figures of an evaluation, the one that models are compared by first."""
         self.newest: dict[tuple[int, str], EvaluationRecord] = {}
         """(peer, split) → newest known evaluation."""
         self._told_by: dict[tuple[int, str], int] = {}
         """(peer, split) → its teller; absent for evaluations measured here or known from before a restart."""
         self._notes: dict[tuple[int, str], bytes] = {}
         """(peer, split) → the note that said so, or says so, signed where the run has certificates."""
-        self._statements: Statements = statements or Unsigned()
-        self._peer, self._options, self._rounds = peer, options, rounds
-        self._peers, self._is_former, self._samples = peers, is_former, samples
+        self._hearsay, self._peer, self._options, self._rounds = hearsay, hearsay.own, options, rounds
+        self._is_former, self._samples = is_former, samples
         self.criteria = tuple(criteria)
         self._metrics = [criterion.name for criterion in criteria if criterion != ACCURACY]
-        self._broadcast, self._on_news, self._now = broadcast, on_news, now
-        self._hearsay = notes.Hearsay(peer, peers, self._statements, is_up, now)
+        self._broadcast, self._on_news = broadcast, on_news
         self._news = Allowances(**_NEWS)
         self._complained_of: set[int] = set()
 
@@ -130,7 +122,7 @@ class Evaluations:
         """Restore the evaluations known before a restart: others may have left by the time that anybody asks them."""
         for record in records:
             # The run may have fewer rounds than before, or another list of peers.
-            if record.peer in self._peers and record.round <= self._rounds and self._samples.fit(record):
+            if record.peer in self._hearsay.peers and record.round <= self._rounds and self._samples.fit(record):
                 self.newest[record.peer, record.split] = record
 
     def share(self, records: Iterable[EvaluationRecord]) -> None:
@@ -179,7 +171,7 @@ class Evaluations:
         is passed on to all but `besides`."""
         key = record.peer, record.split
         is_awaited = self._is_awaited(record)
-        may_pass_on = source is not None or self._news.spend(key, self._now()) or is_awaited
+        may_pass_on = source is not None or self._news.spend(key, self._hearsay.now()) or is_awaited
         self.newest[key] = record
         # A note that is not sent needs no signature.
         self._notes.pop(key, None)
@@ -217,7 +209,7 @@ class Evaluations:
         if key not in self._notes:
             note = notes.encode_evaluation(record)
             own = record.peer == self._peer
-            self._notes[key] = self._statements.sign(notes.EVALUATION, note) if own else note
+            self._notes[key] = self._hearsay.statements.sign(notes.EVALUATION, note) if own else note
         return self._notes[key]
 
     @property

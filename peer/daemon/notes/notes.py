@@ -113,16 +113,18 @@ class ShareChunk:
 
 @dataclass(frozen=True)
 class Hearsay:
-    """Decides whose word a note is that a neighbour passes on."""
+    """Decides whose word a note is that a neighbour passes on. It has all that the parts need which tell notes."""
 
     own: int
     """This peer, which listens to nobody about itself."""
     peers: Container[int]
     """Possible subjects of notes."""
     statements: Statements
+    """Signs for this peer, and knows others' signed statements."""
     is_up: Callable[[int], bool]
     """Whether there is a link to a peer."""
     now: Callable[[], float]
+    """The time, in seconds."""
 
     def teller(
         self,

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes import notes
 from peer.foreign_text import printable
-from peer.node.statements import Statements, is_later
+from peer.node.statements import is_later
 from peer.protocol import NEWEST, OLDEST
 from peer.rate_limits import Allowances
 
@@ -47,24 +47,17 @@ class Releases:
 
     def __init__(
         self,
-        peer: int,
+        hearsay: notes.Hearsay,
         software: str,
-        *,
-        peers: Container[int],
         neighbors: Neighbors,
-        statements: Statements,
-        now: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`software`: this peer's release. `peers`: possible subjects of notes. `statements` signs for this peer, and
-        knows others' signed statements. `now()` and `wall_clock()` in seconds, the latter since 1970."""
-        self._peer, self._software = peer, software
-        self._neighbors, self._statements = neighbors, statements
-        self._now, self._wall_clock = now, wall_clock
+        """`software`: this peer's release. `wall_clock()`: the seconds since 1970."""
+        self._hearsay, self._peer, self._now = hearsay, hearsay.own, hearsay.now
+        self._software, self._neighbors, self._wall_clock = software, neighbors, wall_clock
         self._known: dict[int, _Known] = {}
         self._notes: dict[int, bytes] = {}
         self._said_ms: dict[int, int] = {}
-        self._hearsay = notes.Hearsay(peer, peers, statements, neighbors.is_up, now)
         self._news = Allowances(**_NEWS)
         self._members: Callable[[], Collection[int]] = tuple
         self._needed: Callable[[], int] = lambda: OLDEST
@@ -147,7 +140,7 @@ class Releases:
 
     def _say(self) -> None:
         told = notes.ReleaseTold(self._peer, NEWEST, self._software, int(self._wall_clock() * 1000))
-        self._notes[self._peer] = self._statements.sign(notes.RELEASE, notes.encode_release(told))
+        self._notes[self._peer] = self._hearsay.statements.sign(notes.RELEASE, notes.encode_release(told))
 
     def _is_newer(self, told: notes.ReleaseTold, note: bytes) -> bool:
         later = is_later(note, self._notes.get(told.peer, b""))

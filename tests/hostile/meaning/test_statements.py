@@ -9,7 +9,7 @@ import pytest
 from peer.config.options import EvaluationOptions
 from peer.daemon.notes.divergence import Divergence
 from peer.daemon.notes.evaluations import Evaluations, SampleCounts
-from peer.daemon.notes.notes import DIVERGED, EVALUATION, encode_divergence, encode_evaluation
+from peer.daemon.notes.notes import DIVERGED, EVALUATION, Hearsay, encode_divergence, encode_evaluation
 from peer.errors import RemoteProtocolError, SecurityError
 from peer.gossip.membership import Change, ChangeKind
 from peer.net.security.authority import CertificateAuthority
@@ -180,10 +180,13 @@ class Listener:
     def __init__(self, cluster: Cluster, statements: Statements | None = None) -> None:
         self.passed_on: list[bytes] = []
         self.evaluations = Evaluations(
-            0, EvaluationOptions(), 100, peers=range(5), samples=SampleCounts((10, 2), 40), is_up=lambda peer: True,
-            broadcast=lambda topic, note, besides: self.passed_on.append(note), on_news=lambda record: None,
-            now=lambda: 0.0, statements=statements or cluster.statements(0),
-        )  # fmt: skip
+            Hearsay(0, range(5), statements or cluster.statements(0), lambda peer: True, lambda: 0.0),
+            EvaluationOptions(),
+            100,
+            samples=SampleCounts((10, 2), 40),
+            broadcast=lambda topic, note, besides: self.passed_on.append(note),
+            on_news=lambda record: None,
+        )
 
     def rounds_of(self, peer: int) -> int | None:
         record = self.evaluations.newest.get((peer, "test"))
@@ -237,9 +240,9 @@ def test_old_accuracies_replayed_or_in_another_order_change_nothing(cluster: Clu
 def test_divergences_that_are_forged_replayed_or_in_another_order_change_nothing(cluster: Cluster) -> None:
     passed_on: list[bytes] = []
     divergence = Divergence(
-        0, 100, peers=range(5), is_up=lambda peer: False, name="peer-{}".format, advice="", now=lambda: 0.0,
-        broadcast=lambda topic, note, besides: passed_on.append(note), stop=lambda reason: None,
-        statements=cluster.statements(0),
+        Hearsay(0, range(5), cluster.statements(0), lambda peer: False, lambda: 0.0), 100,
+        name="peer-{}".format, advice="", stop=lambda reason: None,
+        broadcast=lambda topic, note, besides: passed_on.append(note),
     )  # fmt: skip
     theirs, notes = cluster.statements(3), [encode_divergence(3, round_, "it") for round_ in (20, 30)]
     signed = [theirs.sign(DIVERGED, note) for note in notes]
@@ -272,8 +275,8 @@ def test_of_a_flood_of_fresh_signatures_few_are_looked_at(cluster: Cluster) -> N
         listener.evaluations.heard(number % 4 + 1, theirs.sign(EVALUATION, _note(100, number % 10)))
     assert counting.checks == len(listener.passed_on) == 20
     divergence = Divergence(
-        0, 100, peers=range(5), is_up=lambda peer: False, name="peer-{}".format, advice="", now=lambda: 0.0,
-        broadcast=lambda topic, note, besides: None, stop=lambda reason: None, statements=counting,
+        Hearsay(0, range(5), counting, lambda peer: False, lambda: 0.0), 100,
+        name="peer-{}".format, advice="", broadcast=lambda topic, note, besides: None, stop=lambda reason: None,
     )  # fmt: skip
     counting.checks = 0
     for number in range(100):
