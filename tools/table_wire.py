@@ -35,8 +35,9 @@ from peer.compress.payload import LayerPayload, Levels, Residues, Sparse
 from peer.random import PeerDraws
 from peer.train import tasks
 from peer.wire import Message, MessageKind
-from peer.wire.describe import log2_choose
+from peer.wire.entropy_bound import log2_choose
 from peer.wire.plans import entropy_of
+from tools.frame_report import describe
 
 Vector = npt.NDArray[np.float32]
 
@@ -152,7 +153,7 @@ def row(what: str, of: str, vector: Vector, shot: Snapshot, before: Vector | Non
     message = message_of(vector, 300)
     previous = None if before is None else message_of(before, 299)
     frame = wire.encode(message, shot.layout, previous=previous)
-    report = wire.describe(frame, shot.layout, previous=previous)
+    report = describe(frame, shot.layout, previous=previous)
     n = shot.layout.size
     index_bits = 8 * report.index_bytes
     index_bound = sum(log2_choose(p.size, p.indices.size) for p in message.layers if isinstance(p, Sparse))

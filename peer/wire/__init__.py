@@ -191,19 +191,16 @@ accept any choice. This writer pools the layers of a frame up to 2^16 numbers, a
 lengths. Asked to pack (`compressor.coding`), it packs every stream and writes no gaps in the entropy code.
 """
 
-from peer.wire.describe import FrameReport, LayerReport, describe, entropy_bound_bits
+from peer.wire.entropy_bound import entropy_bound_bits
 from peer.wire.frame import allocation_bound, decode, encode, max_frame_bytes, payload_bytes
 from peer.wire.message import Message, MessageKind, RepairWish
 
 __all__ = [
-    "FrameReport",
-    "LayerReport",
     "Message",
     "MessageKind",
     "RepairWish",
     "allocation_bound",
     "decode",
-    "describe",
     "encode",
     "entropy_bound_bits",
     "max_frame_bytes",

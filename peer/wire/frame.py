@@ -123,7 +123,7 @@ def decode(
     """Return the message of a frame that came from outside. Raises only `FrameError`s.
 
     `dtype` float32: refuse float64 numbers. `previous`: the message that residues may be coded against; without it, or
-    with another than the frame names, such a frame raises `MissingPrevious`. `ledgers` (see `describe`) receives one
+    with another than the frame names, such a frame raises `MissingPrevious`. `ledgers` receives one
     entry for the header, one for each section and one for the pools. Never allocates more than `allocation_bound`.
     """
     data = memoryview(frame).cast("B")

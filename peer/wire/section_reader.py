@@ -61,7 +61,7 @@ _SINGLE, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 
 
 class Ledger:
-    """Account of one layer's bytes; only `describe` passes one, and nobody else pays for it."""
+    """Account of one layer's bytes, for who measures frames; nobody else pays for it."""
 
     def __init__(self) -> None:
         self.spent: dict[str, int] = {}

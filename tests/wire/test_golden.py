@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from peer.wire import decode, describe, encode
+from peer.wire import decode, encode
 from tests.wire import reference
 from tests.wire.comparing import assert_same
 from tests.wire.golden import FOLDER, cases, layout_of
+from tools.frame_report import describe
 
 CASES = cases()
 

@@ -15,6 +15,7 @@ from peer.wire import Message, MessageKind
 from peer.wire.errors import MissingPrevious
 from peer.wire.last_codes import LastCodes
 from tests.wire.comparing import assert_same
+from tools.frame_report import describe
 
 LAYOUT = Layout.of_sizes([900, 300])
 
@@ -73,7 +74,7 @@ def test_codes_of_another_theta_are_told_whole() -> None:
     assert isinstance(first, Residues)
     moved = replace(codes(2), layers=(replace(first, theta=0.25), second))
     frame = wire.encode(moved, LAYOUT, previous=sender.told(moved, 1))
-    report = wire.describe(frame, LAYOUT, previous=codes(1))
+    report = describe(frame, LAYOUT, previous=codes(1))
     assert_same(report.message, moved)
     assert report.frame_bytes > LAYOUT.sizes[0]
     both = replace(codes(2), layers=(replace(first, theta=0.25), replace(second, theta=0.25)))

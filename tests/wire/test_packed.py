@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from peer import native
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, Levels, Residues, Rounding, Sparse, ValueType
-from peer.wire import Message, MessageKind, decode, describe, encode, max_frame_bytes
+from peer.wire import Message, MessageKind, decode, encode, max_frame_bytes
 from tests.wire import reference
 from tests.wire.comparing import assert_same, pure
 from tests.wire.strategies import messages
 from tests.wire.test_section_columns import layer_by_layer, uniform_messages
+from tools.frame_report import describe
 
 relaxed = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 

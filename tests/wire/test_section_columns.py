@@ -20,10 +20,11 @@ from peer.compress.layout import Layout
 from peer.compress.payload import Dense, LayerPayload, Levels, Residues, Rounding, Sparse, ValueType
 from peer.errors import FrameError, LocalProtocolError
 from peer.random import PeerDraws
-from peer.wire import Message, MessageKind, decode, describe, encode, payload_bytes, section_columns
+from peer.wire import Message, MessageKind, decode, encode, payload_bytes, section_columns
 from tests.wire import fuzzing, reference
 from tests.wire.comparing import assert_same, pure
 from tests.wire.strategies import code_arrays, dense, finite32, finite64
+from tools.frame_report import describe
 
 needs_kernels = pytest.mark.skipif(native.lib is None, reason="the native kernels were not built")
 relaxed = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

@@ -9,9 +9,10 @@ import pytest
 
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, LayerPayload, Levels, Payload, Residues, Rounding, Sparse, ValueType
-from peer.wire import Message, MessageKind, allocation_bound, decode, describe, encode, entropy_bound_bits
-from peer.wire.describe import log2_choose
+from peer.wire import Message, MessageKind, allocation_bound, decode, encode, entropy_bound_bits
+from peer.wire.entropy_bound import log2_choose
 from peer.wire.plans import entropy_of
+from tools.frame_report import describe
 
 SMALL_JOB = Layout.of_sizes([8192, 128, 1280, 10])
 
