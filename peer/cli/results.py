@@ -80,7 +80,8 @@ def export(
     that all formed after the last round; before, or with --peer, the newest checkpoint of this peer. Of several folders
     of peers the average is exported. Neither the data nor the code of the task or training script is needed. The model
     is de-biased: push-sum values are divided by their weight. A strict load_state_dict of the model takes the file. A
-    model card beside it says how the model was trained.
+    model card beside it says how the model was trained. A model above 5 GB is written in shards of at most that, with
+    an index that names them.
 
     Buffers, such as the running statistics of norms, and private parameters are each peer's own. An average takes the
     mean, unless --statistics names a peer; for private parameters it has to be given.
@@ -122,11 +123,12 @@ def export(
         sources, output, peer_index=peer_index, statistics=statistics, int8=int8, beside=beside, force=force
     )
     if as_json:
-        row = {"file": str(output), "bytes": output.stat().st_size, "round": exported.round}
+        size = sum(file.stat().st_size for file in exported.weights)
+        row = {"file": str(exported.files[0]), "bytes": size, "round": exported.round}
         row |= {"files": [str(file) for file in exported.files], "figures": exported.figures}
         print_json({**row, "peers": list(exported.peers), "accuracy": exported.accuracy})
         return
-    click.echo(f"wrote {output}: {exported.description}")
+    click.echo(f"wrote {exported.files[0]}: {exported.description}")
     for file in exported.files[1:]:
         click.echo(f"wrote {file}")
     for precision, where in (("int8", "in 8 bits"), ("onnx-int8", "in 8 bits with ONNX Runtime")):

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from peer.config import options as configuration
@@ -38,7 +36,17 @@ from peer.state.kept_file import FROZEN_FILE, MODEL_FORM
 from peer.state.metrics import Summary
 from peer.train.int8_file import load_int8, save_int8
 from peer.train.local_step import Trainer
-from peer.train.model_file import load_model_, state_tensors, whole_model, write_tensors
+from peer.train.model_file import (
+    INDEX,
+    InParts,
+    Tensors,
+    load_model_,
+    open_tensors,
+    shards_of,
+    state_tensors,
+    whole_model,
+    write_shards,
+)
 from peer.train.portable import (
     OnnxModel,
     check_onnx,
@@ -95,6 +103,16 @@ class Exported:
     of the same weights in full precision."""
 
     @property
+    def output(self) -> Path:
+        """The file that the model was to be written to."""
+        return self.files[0].with_name(self.files[0].name.removesuffix(INDEX))
+
+    @property
+    def weights(self) -> list[Path]:
+        """The files with the tensors of the model."""
+        return [file for file in self.files if file.suffix == ".safetensors"] or [self.files[0]]
+
+    @property
     def accuracy(self) -> dict[str, float]:
         """Fraction of the test set that each measured model gets right."""
         name = ACCURACY.name
@@ -107,7 +125,7 @@ class _Opened:
 
     setup: RunSetup
     trainer: Trainer
-    z: npt.NDArray[np.float32]
+    z: InParts
     averaged: bool
     """Whether its statistics are to be those of the training samples."""
 
@@ -116,7 +134,7 @@ class _Opened:
 class _Whole:
     """A model with all that is to be written of it."""
 
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Tensors
     metadata: Mapping[str, str]
     whose: str
     """A clause on whose statistics an average has; empty where there is nothing to say."""
@@ -166,7 +184,7 @@ def export_model(
     sources = [source] if isinstance(source, Path) else source
     source = sources[0]
     files = beside.files(output)
-    for file in files:
+    for file in [*files, *shards_of(output)]:
         if file.exists() and not force:
             raise ConfigError(
                 "already exists; name another with --output, or overwrite it with --force", file=str(file)
@@ -192,14 +210,13 @@ def export_model(
         assert model.opened is not None
         figures = _save_int8(model.opened, output)
     else:
-        with _written(output):
-            metadata = {"format": "pt", "rounds": str(done), **model.metadata}
-            write_tensors(model.tensors, output, metadata=metadata)
+        metadata = {"format": "pt", "rounds": str(done), **model.metadata}
+        files[:1] = _save(model.tensors, output, metadata)
     exported = Exported(done, indices, description, tuple(files), figures)
     return _write_beside(exported, beside, members[0].config, model.opened, _summary(source, exported))
 
 
-def _export_simulated(source: Path, files: Sequence[Path], beside: Beside, *, int8: bool) -> Exported:
+def _export_simulated(source: Path, files: list[Path], beside: Beside, *, int8: bool) -> Exported:
     """Write the averaged model of the folder of a simulation."""
     config = configuration.load(source / "config.toml", environment={}) if (source / "config.toml").exists() else None
     opened = None
@@ -210,12 +227,14 @@ def _export_simulated(source: Path, files: Sequence[Path], beside: Beside, *, in
         trainer = setup.trainer(0)
         load_model_(trainer.model, source / "model.safetensors")
         opened = _Opened(setup, trainer, trainer.vector(), True)
-    description, figures = "the averaged model of the run", {}
+    output, description, figures = files[0], "the averaged model of the run", {}
     if int8:
         assert opened is not None
-        description, figures = f"{description}, weights in 8 bits", _save_int8(opened, files[0])
+        description, figures = f"{description}, weights in 8 bits", _save_int8(opened, output)
     else:
-        _copy(source / "model.safetensors", files[0])
+        with open_tensors(source / "model.safetensors") as file:
+            tensors = {name: file.get_tensor(name) for name in [*file.keys()]}
+            files[:1] = _save(tensors, output, file.metadata() or {})
     exported = Exported(None, (), description, tuple(files), figures)
     return exported if config is None else _write_beside(exported, beside, config, opened, _summary(source, exported))
 
@@ -380,7 +399,7 @@ def _read(
             )
         _restore(trainer, first, checkpoints[0], beside)
         opened = _Opened(setup, trainer, z, of_data)
-        tensors = state_tensors(trainer.portable_model(z, averaged=of_data))
+        tensors: Tensors = state_tensors(trainer.portable_model(z, averaged=of_data))
     else:
         try:
             tensors = whole_model(models[0].form, z, beside)
@@ -454,6 +473,16 @@ def _restore(trainer: Trainer, folder: _PeerFolder, checkpoint: Checkpoint, besi
         raise StateError(f"{folder.base}: the checkpoint does not fit the configuration: {error}") from None
 
 
+def _save(tensors: Tensors, output: Path, metadata: Mapping[str, str]) -> list[Path]:
+    """Write the model to one file or to shards; return the files, the first the one that leads to the others. Files of
+    a model that it replaces are removed: libraries would read them first."""
+    with _written(output):
+        files = write_shards(tensors, output, metadata=metadata)
+        for former in {output, *shards_of(output)} - {*files}:
+            former.unlink(missing_ok=True)
+    return files
+
+
 def _save_int8(opened: _Opened, output: Path) -> dict[str, Mapping[str, float]]:
     """Write the model in 8 bits, and return its figures, and those of the same model in float32."""
     trainer, z = opened.trainer, opened.z
@@ -476,7 +505,7 @@ def _write_beside(
 ) -> Exported:
     """Write the files beside the model; return the written files, with the figures of int8 in ONNX."""
     inputs: Sequence[str] = ()
-    output, figures = exported.files[0], dict(exported.figures)
+    output, figures = exported.output, dict(exported.figures)
     if beside.program or beside.onnx or beside.onnx_int8:
         assert opened is not None
         trainer, name = opened.trainer, opened.trainer.task.name
@@ -502,7 +531,7 @@ def _write_beside(
                         full.unlink(missing_ok=True)
     heading, of_transformers = "", False
     if beside.hub:
-        text = hub_config(config, output)
+        text = hub_config(config, exported.weights)
         heading, of_transformers = card_heading(text), is_of_transformers(text)
         write_bytes(output.with_name(_HUB_CONFIG), text.encode())
     if beside.card:
@@ -538,13 +567,6 @@ def _written(output: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}", file=str(output)) from None
-
-
-def _copy(model: Path, output: Path) -> None:
-    try:
-        write_bytes(output, model.read_bytes())
-    except OSError as error:
-        raise StateError(f"{model}: cannot be read: {error.strerror}") from None
 
 
 def _round_of(path: Path) -> int:

@@ -7,7 +7,7 @@ the code of their task: their config.json says which.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from peer import __version__
@@ -21,11 +21,12 @@ _NEEDED = (_WORDS, "distilbert.embeddings.position_embeddings.weight", "pre_clas
 _HIDDEN = "distilbert.transformer.layer.{}.ffn.lin1.weight"
 
 
-def hub_config(config: Config, weights: Path) -> str:
-    """Return config.json for the model in a safetensors file, as text. Raises DataError where that cannot be read."""
-    with open_tensors(weights) as file:
-        names = file.keys()
-        shapes = {name: file.get_slice(name).get_shape() for name in names}
+def hub_config(config: Config, weights: Sequence[Path]) -> str:
+    """Return config.json for the model in safetensors files, as text. Raises DataError where one cannot be read."""
+    shapes: dict[str, list[int]] = {}
+    for each in weights:
+        with open_tensors(each) as file:
+            shapes |= {name: file.get_slice(name).get_shape() for name in [*file.keys()]}
     fields = _distilbert(shapes) or {
         "model_type": "sottovoce",
         "task": config.training.task,

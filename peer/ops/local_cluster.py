@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from peer.config.options import Config, load
 from peer.config.precision_choice import FASTEST, PrecisionChoice
@@ -47,8 +46,8 @@ from peer.records import PeerProgress, Progress
 from peer.run.plan import refuse_errors, refuse_own_data, validate_config
 from peer.run.setup import RunSetup
 from peer.run.summary import (
+    Average,
     PeerState,
-    average,
     compare_with_single_process,
     consensus,
     describe_run,
@@ -458,14 +457,14 @@ class Cluster:
                 members.append(index)
         return members
 
-    def evaluate(self, done: int, states: Sequence[PeerState]) -> npt.NDArray[np.float32] | None:
+    def evaluate(self, done: int, states: Sequence[PeerState]) -> Average | None:
         """Record the consensus distance after `done` rounds and, with a task, the figures of the averaged model, which
         is returned."""
         record, z = consensus(done, states), None
         self.consensus_distance = record.consensus_distance
         self.central.put(record)
         if self.trainer is not None:
-            z = average(states)
+            z = Average(states)
             averaged = evaluation_record(-1, done, "test", self.trainer.evaluate(z, averaged=True))
             self.central.put(averaged)
             self.averaged_figure = averaged.figure(self.setup.criterion)

@@ -140,9 +140,13 @@ def _files(files: Sequence[Path], facts: CardFacts) -> str:
             f"```python\nfrom transformers import AutoModelForSequenceClassification\n\n{load}\n```",
         ]
     else:
-        load = f"model = make_model()\nmodel.load_state_dict(load_file({_quoted(first)}))"
+        shards = [file for file in others if file.suffix == ".safetensors"]
+        of_each = "".join(f"    **load_file({_quoted(file)}),\n" for file in shards)
+        state = f"{{\n{of_each}}}" if shards else f"load_file({_quoted(first)})"
+        load = f"model = make_model()\nmodel.load_state_dict({state})"
+        holds = "names the files that hold" if shards else "holds"
         text = [
-            f"`{first.name}` holds the state_dict of the model. To load it, for example to train it further:",
+            f"`{first.name}` {holds} the state_dict of the model. To load it, for example to train it further:",
             f"```python\nfrom safetensors.torch import load_file\n\n{load}\n```",
         ]
     for file in others:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,12 @@ from peer.compress.layout import Layout
 from peer.errors import ConfigError, StateError
 from peer.library.parameters import kept_beside as kept_by_script
 from peer.records import ModelForm
-from peer.run.summary import average
-from peer.state.checkpoints import Checkpoint, StoredArrays, StoredVector
+from peer.run.summary import Average
+from peer.state.checkpoints import Checkpoint, StoredArrays, StoredVector, stored_arrays
 from peer.state.disk import RealDisk
 from peer.state.kept_file import AVERAGE_FILE, FROZEN_FILE, MODEL_FORM
 from peer.train.local_step import kept_beside as kept_by_task
-from peer.train.model_file import open_tensors
+from peer.train.model_file import InParts, open_tensors
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -93,7 +93,24 @@ def formed_after(state: Path) -> int | None:
     return int(rounds) if rounds.isdecimal() else None
 
 
-def formed_average(state: Path, form: ModelForm, rounds: int) -> tuple[npt.NDArray[np.float32], list[int]] | None:
+class _Joined:
+    """Some arrays one after the other as a vector, float32[n], of which slices are read when they are asked for."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, parts: Sequence[StoredVector]) -> None:
+        self._parts, self._ends = parts, [*accumulate(part.size for part in parts)]
+        self.size = self._ends[-1]
+
+    def __getitem__(self, part: slice) -> npt.NDArray[np.float32]:
+        """Return consecutive numbers, in memory of their own."""
+        begin, end, _ = part.indices(self.size)
+        starts = (stop - each.size for each, stop in zip(self._parts, self._ends, strict=True))
+        pairs = [*zip(self._parts, starts, strict=True)]
+        return np.concatenate([each[max(0, begin - at) : max(0, end - at)] for each, at in pairs])
+
+
+def formed_average(state: Path, form: ModelForm, rounds: int) -> tuple[InParts, list[int]] | None:
     """Return the average that all members formed after so many rounds, float32[n], and who they were, from a state
     folder; None where there is none. Raises StateError where it is of another model, and DataError."""
     if formed_after(state) != rounds:
@@ -101,21 +118,17 @@ def formed_average(state: Path, form: ModelForm, rounds: int) -> tuple[npt.NDArr
     path = state / AVERAGE_FILE
     with open_tensors(path) as file:
         facts = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in [*file.keys()]}
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in [*file.keys()]}
     entry_of = {source: entry.replace("_orig_mod.", "") for entry, source in form.entries.items()}
-    found = [tensors.get(entry_of.get(name, name)) for name in form.trained]
-    parts = [each for each, shape in zip(found, form.trained.values(), strict=True) if _has(each, shape)]
-    if len(parts) < len(found):
+    names = {name: entry_of.get(name, name) for name in form.trained}
+    if any(shapes.get(names[name]) != shape for name, shape in form.trained.items()):
         raise StateError(f"{path} holds another model than the one that {MODEL_FORM.name}, or the task, describes")
     members = [int(member) for member in facts.get("members", "").split(", ") if member.isdigit()]
-    return torch.cat([part.flatten() for part in parts]).numpy(), members
+    arrays = stored_arrays(path)
+    return _Joined([arrays.vector(name) for name in names.values()]), members
 
 
-def _has(tensor: torch.Tensor | None, shape: tuple[int, ...]) -> TypeGuard[torch.Tensor]:
-    return tensor is not None and tensor.dtype == torch.float32 and tuple(tensor.shape) == shape
-
-
-def averaged(models: Sequence[PeerModel], statistics: str | None) -> tuple[npt.NDArray[np.float32], Tensors, str]:
+def averaged(models: Sequence[PeerModel], statistics: str | None) -> tuple[InParts, Tensors, str]:
     """Return z = Σ x / Σ u of some peers, float32[n], what the average has beside it, by name, and whose that is.
 
     `statistics`: the name of one of the peers, or "mean". None: the mean, but private parameters are nobody's mean
@@ -128,7 +141,7 @@ def averaged(models: Sequence[PeerModel], statistics: str | None) -> tuple[npt.N
     names = [model.name for model in models]
     if statistics not in (None, MEAN, *names):
         raise ConfigError("no such peer here", key="--statistics", value=statistics, valid=f"mean, {', '.join(names)}")
-    z = average([(model.x, model.u) for model in models])
+    z = Average([(model.x, model.u) for model in models])
     if len(models) == 1 or statistics in names:
         chosen = first if statistics in (None, MEAN) else models[names.index(statistics)]
         return z, {**chosen.frozen, **_typed(chosen)}, chosen.name

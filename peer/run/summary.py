@@ -75,20 +75,34 @@ def evaluation_record(peer: int, done: int, split: str, found: Evaluation) -> Ev
 
 def average(states: Sequence[PeerState]) -> FloatArray:
     """Return the averaged model Σ x_i / Σ u_i, in the precision of the first."""
-    first, weight = states[0][0], sum(u for _, u in states)
-    averaged: FloatArray = np.empty(first.size, first.dtype)
-    for part in _blocks(first.size):
-        total = np.zeros(averaged[part].size)
-        for x, _ in states:
-            total += x[part]
-        averaged[part] = total / weight
-    return averaged
+    return Average(states)[:]
+
+
+class Average:
+    """The averaged model, of which slices of consecutive numbers are computed when they are asked for."""
+
+    def __init__(self, states: Sequence[PeerState]) -> None:
+        """`states`: those of all peers that have a part in it."""
+        first = states[0][0]
+        self._states, self.size, self.dtype = states, first.size, first.dtype
+
+    def __getitem__(self, part: slice) -> FloatArray:
+        """Return consecutive numbers, in memory of their own."""
+        begin, end, _ = part.indices(self.size)
+        averaged: FloatArray = np.empty(end - begin, self.dtype)
+        weight = sum(u for _, u in self._states)
+        for block in _blocks(begin, end):
+            total = np.zeros(block.stop - block.start)
+            for x, _ in self._states:
+                total += x[block]
+            averaged[block.start - begin : block.stop - begin] = total / weight
+        return averaged
 
 
 def consensus(done: int, states: Sequence[PeerState]) -> ConsensusRecord:
     """Return the consensus distance (1/n) Σ ‖z_i − z̄‖₂ of the models z = x / u after `done` rounds."""
     squares, square_of_mean = np.zeros(len(states)), 0.0
-    for part in _blocks(states[0][0].size):
+    for part in _blocks(0, states[0][0].size):
         models = [x[part] / x.dtype.type(u) for x, u in states]
         mean = np.zeros(models[0].size)
         for z in models:
@@ -101,8 +115,8 @@ def consensus(done: int, states: Sequence[PeerState]) -> ConsensusRecord:
     return ConsensusRecord(round=done, consensus_distance=distance, model_norm=float(np.sqrt(square_of_mean)))
 
 
-def _blocks(size: int) -> Iterator[slice]:
-    return (slice(begin, min(begin + _BLOCK, size)) for begin in range(0, size, _BLOCK))
+def _blocks(begin: int, end: int) -> Iterator[slice]:
+    return (slice(at, min(at + _BLOCK, end)) for at in range(begin, end, _BLOCK))
 
 
 def finish_summary(

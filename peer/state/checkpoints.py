@@ -293,12 +293,7 @@ def parse_checkpoint(file: Readable, name: str) -> Checkpoint:
 
 def _parse(file: Readable, name: str) -> Checkpoint:
     try:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        begin = file.read(8)
-        if len(begin) < 8 or (start := 8 + int.from_bytes(begin, "little")) > size:
-            raise ValueError("it is cut off")
-        header = _parsed(file.read(start - 8))
+        header, start, size = _head(file)
         metadata = header.pop("__metadata__", {})
         format_ = int(metadata.get("format", 0))
         if format_ != FORMAT:
@@ -313,6 +308,30 @@ def _parse(file: Readable, name: str) -> Checkpoint:
         raise StateError(f"{name}: cannot be read as a checkpoint: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"{name}: cannot be read as a checkpoint: {error}") from None
+
+
+def stored_arrays(path: Path) -> StoredArrays:
+    """Return the arrays of any safetensors file. Raises StateError."""
+    try:
+        file = path.open("rb", buffering=0)
+        header, start, size = _head(file)
+        header.pop("__metadata__", None)
+        _check_entries(header, size - start)
+        return StoredArrays(file, start, header, str(path))
+    except OSError as error:
+        raise StateError(f"{path}: cannot be read: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"{path}: cannot be read: {error}") from None
+
+
+def _head(file: Readable) -> tuple[dict[str, Any], int, int]:
+    """Return the header of a safetensors file, where its arrays begin, and its size. Raises ValueError."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    begin = file.read(8)
+    if len(begin) < 8 or (start := 8 + int.from_bytes(begin, "little")) > size:
+        raise ValueError("it is cut off")
+    return _parsed(file.read(start - 8)), start, size
 
 
 def _parsed(text: str | bytes) -> Any:

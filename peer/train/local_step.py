@@ -12,7 +12,7 @@ It knows neither peers nor messages nor disk, except to read `warm_start` and to
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from peer.train.evaluation import Evaluation, class_labels, evaluate_model
 from peer.train.label_adjustment import LabelAdjustment, deal_locally, training_loss
 from peer.train.learning_rate import learning_rates
 from peer.train.memory import aligned, open_device, own_memory_
-from peer.train.model_file import load_model_, model_parts, not_in_files, save_model, start_model
+from peer.train.model_file import InParts, load_model_, model_parts, not_in_files, save_model, start_model
 from peer.train.momentum import Momentum
 from peer.train.moving import FrozenParameters, buffers_kept, frozen_kept, matching, set_buffer_
 from peer.train.own_task import OwnTask, criteria_of, errors_of, inner_task
@@ -241,16 +241,16 @@ class Trainer:
             adjusted = self._adjustment is not None
             if not torch.isfinite(loss):
                 raise self.task.loss_error(f"the loss of the first batch is {loss.item()}", adjusted=adjusted)
-            parts: Sequence[torch.Tensor | None] = (None,)
+            depends = 0
             if loss.requires_grad:
                 with errors_of(self.task):
-                    parts = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-            if all(part is None for part in parts):
+                    depends = self._differentiate(loss, lambda part, gradient: None)
+            if not depends:
                 problem = "the loss depends on none of the parameters that are trained"
                 raise self.task.loss_error(problem, adjusted=adjusted)
         evaluate_model(self.task, self._model, self._test, self._indices["test"][:_TRIED], self.device)
 
-    def evaluate(self, z: Vector, split: Split = "test", *, averaged: bool = False) -> Evaluation:
+    def evaluate(self, z: InParts, split: Split = "test", *, averaged: bool = False) -> Evaluation:
         """Return how the model at z does on a split; nothing that training reads is changed.
 
         Norms take the statistics of this peer, or, where z is the average of all peers, those of `statistics`.
@@ -327,7 +327,7 @@ class Trainer:
             _, self._adjustment = self._deal(self.options.model_copy(update={"label_adjustment": True}))
         self._loss = training_loss(self.task, adjusted=self._adjustment is not None)
 
-    def save_model(self, z: Vector, path: Path, *, averaged: bool = False) -> None:
+    def save_model(self, z: InParts, path: Path, *, averaged: bool = False) -> None:
         """Write the whole model at z, frozen parameters and buffers included, as safetensors that the task's model in
         float32 can load; `averaged` as in `evaluate`."""
         self._load(z)
@@ -347,7 +347,7 @@ class Trainer:
         with GENERATOR, torch.random.fork_rng(devices=[]):
             return make_model(self.task, "float32").state_dict().keys()
 
-    def portable_model(self, z: Vector, *, averaged: bool = False) -> torch.nn.Module:
+    def portable_model(self, z: InParts, *, averaged: bool = False) -> torch.nn.Module:
         """Return a new model of the task at z, in float32 and in evaluation mode; `averaged` as in `evaluate`."""
         self._load(z)
         with GENERATOR, torch.random.fork_rng(devices=[]):
@@ -360,7 +360,7 @@ class Trainer:
             model.load_state_dict({name: state[name] for name in model.state_dict()})
         return model.eval()
 
-    def in_precision(self, z: Vector, precision: Precision) -> torch.nn.Module:
+    def in_precision(self, z: InParts, precision: Precision) -> torch.nn.Module:
         """Return a new model at z that computes in that precision, with statistics and ranges from `statistics`."""
         self._load(z)
         model = make_model(self.task, precision).to(self.device)
@@ -409,18 +409,19 @@ class Trainer:
                 parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
                 torch.cat([part.reshape(-1) for part in parts], out=self._flat_gradient)
             else:
-                self._differentiate(loss)
+                self._flat_gradient.zero_()
+                parts = torch.split(self._flat_gradient, self._sizes)
+                self._differentiate(loss, lambda number, found: parts[number].view(found.shape).copy_(found))
         return self._flat_gradient.cpu().numpy(), float(loss.detach())
 
-    def _differentiate(self, loss: torch.Tensor) -> None:
-        """Write the gradient of a loss into the flat one, part by part as each becomes known, so that no second
-        gradient exists."""
-        parts = torch.split(self._flat_gradient, self._sizes)
-        missing = {id(parameter): part for parameter, part in zip(self._parameters, parts, strict=True)}
+    def _differentiate(self, loss: torch.Tensor, take_part: Callable[[int, torch.Tensor], object]) -> int:
+        """Call `take_part(number, gradient)` for each parameter as its gradient becomes known, so that no whole one
+        exists; return the number of the parameters that the loss depends on."""
+        numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
 
         def take(parameter: torch.Tensor) -> None:
             assert parameter.grad is not None
-            missing.pop(id(parameter)).view(parameter.shape).copy_(parameter.grad)
+            take_part(numbers.pop(id(parameter)), parameter.grad)
             parameter.grad = None
 
         parameters: list[Any] = self._parameters  # torch gives the method no type.
@@ -432,8 +433,7 @@ class Trainer:
         finally:
             for hook in hooks:
                 hook.remove()
-        for part in missing.values():
-            part.zero_()
+        return len(self._parameters) - len(numbers)
 
     def batch_loss(self, t: int, module: torch.nn.Module | None = None, *, local: int = 0) -> torch.Tensor:
         """Return the mean loss of one batch of round t at the parameters that the model holds, to be differentiated.
@@ -458,14 +458,13 @@ class Trainer:
             else np.multiply(direction, np.float32(self._step_weight), out=gradient)
         )
 
-    def _load(self, z: Vector) -> None:
-        """Copy z into the trained parameters."""
-        if z.dtype != np.float32 or z.shape != (self.layout.size,):
-            raise LocalProtocolError(f"z is {z.dtype}{list(z.shape)}, the model takes float32[{self.layout.size}]")
-        flat = torch.from_numpy(z).to(self.device)
+    def _load(self, z: InParts) -> None:
+        """Copy z into the trained parameters, part by part."""
+        if z.dtype != np.float32 or z.size != self.layout.size:
+            raise LocalProtocolError(f"z is {z.dtype}[{z.size}], the model takes float32[{self.layout.size}]")
         with torch.no_grad():
-            for parameter, part in zip(self._parameters, torch.split(flat, self._sizes), strict=True):
-                parameter.copy_(part.view(parameter.shape))
+            for parameter, part in zip(self._parameters, self.layout.slices, strict=True):
+                parameter.copy_(torch.from_numpy(z[part]).view(parameter.shape))
 
     def _deal(self, options: TrainingOptions) -> tuple[BatchSchedule, LabelAdjustment | None]:
         return deal_locally(

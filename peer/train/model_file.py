@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +20,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from peer.errors import DataError
-from peer.files import replacing, safetensors_head
+from peer.files import replacing, safetensors_head, write_whole
 from peer.records import ModelForm, ModelParts
 from peer.wire.start_model import Entry, StartModel
+
+SHARD_BYTES = 5 * 10**9
+"""Bytes of tensors in one file of an exported model."""
+INDEX = ".index.json"
+"""End of the name of the file that says which tensors are in which shard of a model."""
+_BLOCK = 1 << 20
+"""Numbers of a vector that are in memory at once while it is written."""
 
 
 def save_model(
@@ -78,13 +88,13 @@ def model_parts(
 
 
 def whole_model(
-    form: ModelForm, vector: npt.NDArray[np.float32], beside: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return the state_dict of a model at a vector, float32[n], in the memory of that; `beside`: everything else that
-    it has, by name. Raises KeyError for what is missing there."""
-    sizes = [math.prod(shape) for shape in form.trained.values()]
-    parts = zip(form.trained.items(), torch.split(torch.from_numpy(vector), sizes), strict=True)
-    tensors = {**beside, **{name: part.view(shape) for (name, shape), part in parts}}
+    form: ModelForm, vector: InParts, beside: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor | VectorPart]:
+    """Return the state_dict of a model at a vector, float32[n], of which nothing is read before it is written;
+    `beside`: everything else that it has, by name. Raises KeyError for what is missing there."""
+    ends = accumulate(map(math.prod, form.trained.values()))
+    mixed = {n: VectorPart(vector, end, shape) for (n, shape), end in zip(form.trained.items(), ends, strict=True)}
+    tensors: dict[str, torch.Tensor | VectorPart] = {**beside, **mixed}
     known = {*form.entries.values(), *form.without}
     # Some buffers are made by a later batch.
     later = {name: name for name in beside if name not in known}
@@ -107,20 +117,51 @@ def not_in_files(model: torch.nn.Module) -> list[str]:
     return without
 
 
-def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: Mapping[str, str]) -> None:
+def write_tensors(tensors: Tensors, path: Path, *, metadata: Mapping[str, str]) -> None:
     """Write a safetensors file, beside the final name first."""
     with replacing(path) as beside, beside.open("wb") as file:
         file.writelines(file_parts(tensors, metadata))
 
 
-def file_parts(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+def write_shards(tensors: Tensors, path: Path, *, metadata: Mapping[str, str]) -> list[Path]:
+    """Write a safetensors file; in place of one that is larger than a shard may be, several in the order of the
+    tensors, and their index, as libraries of Hugging Face read them. Return the files, the index first."""
+    sizes = {name: each.nbytes for name, each in tensors.items()}
+    shards: list[list[str]] = []
+    for name, size in sizes.items():
+        if not shards or sum(sizes[each] for each in shards[-1]) + size > SHARD_BYTES:
+            shards.append([])
+        shards[-1].append(name)
+    if len(shards) <= 1:
+        write_tensors(tensors, path, metadata=metadata)
+        return [path]
+    files = [path.with_name(f"{path.stem}-{n + 1:05}-of-{len(shards):05}{path.suffix}") for n in range(len(shards))]
+    for file, names in zip(files, shards, strict=True):
+        write_tensors({name: tensors[name] for name in names}, file, metadata=metadata)
+    places = {name: file.name for file, names in zip(files, shards, strict=True) for name in names}
+    facts = {**metadata, "total_size": sum(sizes.values())}
+    # Last: whoever finds it finds the others.
+    index = path.with_name(path.name + INDEX)
+    write_whole(index, json.dumps({"metadata": facts, "weight_map": places}, indent=2) + "\n")
+    return [index, *files]
+
+
+def shards_of(path: Path) -> list[Path]:
+    """Return the index and the shards of a model that are there."""
+    stem, suffix = map(re.escape, (path.stem, path.suffix))
+    is_part = re.compile(rf"{stem}({suffix}{re.escape(INDEX)}|-\d{{5}}-of-\d{{5}}{suffix})").fullmatch
+    return [each for each in path.parent.glob("*") if is_part(each.name)]
+
+
+def file_parts(tensors: Tensors, metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
     """Yield the pieces of a safetensors file: its header, then the memory of each tensor. What the library does in one
     piece would take three times the memory of the model.
 
     Tensors may share memory, have gaps, and lie on any device; those on the CPU without gaps are not copied.
     """
     # The library knows the names and the order of types; of each tensor it gets a form without rows.
-    bare = {name: each.new_empty((0, *each.shape[1:]) if each.ndim else ()) for name, each in tensors.items()}
+    types = {name: torch.float32 if isinstance(each, VectorPart) else each.dtype for name, each in tensors.items()}
+    bare = {n: torch.empty((0, *each.shape[1:]) if each.shape else (), dtype=types[n]) for n, each in tensors.items()}
     whole = save(bare)
     # The library writes metadata in an order of chance.
     header = {"__metadata__": {**metadata}, **json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])}
@@ -131,8 +172,52 @@ def file_parts(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str])
         header[name]["shape"][:1] = tensors[name].shape[:1]
     yield safetensors_head(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
     for name in names:
-        plain = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
+        tensor = tensors[name]
+        if isinstance(tensor, VectorPart):
+            yield from tensor.blocks()
+            continue
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         yield plain.reshape(-1).view(torch.uint8).numpy().data
+
+
+class InParts(Protocol):
+    """A vector of which slices of consecutive numbers are read: an array, or what reads or computes them then."""
+
+    @property
+    def size(self) -> int:
+        """The number n."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its type."""
+        ...
+
+    def __getitem__(self, part: slice, /) -> npt.NDArray[Any]:
+        """Return consecutive numbers."""
+        ...
+
+
+@dataclass(frozen=True)
+class VectorPart:
+    """A tensor that lies in a vector, float32[n], and is read block by block when it is written."""
+
+    vector: InParts
+    end: int
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in a file."""
+        return 4 * math.prod(self.shape)
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield its bytes."""
+        for begin in range(self.end - math.prod(self.shape), self.end, _BLOCK):
+            yield self.vector[begin : min(begin + _BLOCK, self.end)].astype("<f4", copy=False).tobytes()
+
+
+Tensors: TypeAlias = Mapping[str, torch.Tensor | VectorPart]
 
 
 class TensorSlice(Protocol):

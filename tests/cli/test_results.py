@@ -6,7 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.cli.runner import sotto
 from tests.cli.test_wrong_inputs import scenario
@@ -27,9 +29,9 @@ def test_a_report_is_rendered_anew_where_wanted() -> None:
 
 def test_the_model_of_a_run_is_exported_once() -> None:
     Path("old").mkdir()
-    Path("old/model.safetensors").write_bytes(b"weights")
+    save_file({"w": np.arange(3)}, "old/model.safetensors")
     assert sotto("export", "old", "-o", "new/m.safetensors").exit_code == 0
-    assert Path("new/m.safetensors").read_bytes() == b"weights"
+    assert load_file("new/m.safetensors")["w"].tolist() == [0, 1, 2]
     assert sotto("export", "old", "-o", "new/m.safetensors").exit_code == 2
     assert sotto("export", "old", "-o", "new/m.safetensors", "--force", "--json").exit_code == 0
 
@@ -39,12 +41,12 @@ def test_without_a_folder_the_newest_run_is_taken_and_named() -> None:
     for age, name in enumerate(("new", "old")):
         write_sample_run(Path("runs") / name)
         (Path("runs") / name / "config.toml").touch()
-        (Path("runs") / name / "model.safetensors").write_text(name)
+        save_file({name: np.zeros(1)}, Path("runs") / name / "model.safetensors")
         for file in (Path("runs") / name).iterdir():
             os.utime(file, (0, 1000 - age))
     Path("runs/a-sweep/cells").mkdir(parents=True)
     assert sotto("export", "-o", "m.safetensors").stderr == "runs/new, the newest run here\n"
-    assert Path("m.safetensors").read_text() == "new"
+    assert [*load_file("m.safetensors")] == ["new"]
     result = sotto("report", "--json")
     assert (result.stderr, json.loads(result.stdout)) == (
         "runs/new, the newest run here\n",

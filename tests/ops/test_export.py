@@ -14,14 +14,17 @@ import torch
 from safetensors.numpy import load_file
 
 from peer.config.options import Config, PeerAddress, load
+from peer.daemon.device.kept import keep_model_form
 from peer.errors import ConfigError, StateError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer
 from peer.ops.cluster_files import place_peers, write_cluster
-from peer.ops.export import export_model
+from peer.ops.export import Beside, export_model
 from peer.run.setup import RunSetup
 from peer.simulate import run as simulator
-from peer.state.checkpoints import Checkpoint, StateFolder
+from peer.state.checkpoints import Checkpoint, StateFolder, StoredArrays
+from peer.state.disk import RealDisk
+from peer.train import model_file
 from peer.train.model_file import save_model
 from peer.train.models import DistilBertSize, distilbert
 from tests.cli.runner import sotto
@@ -251,7 +254,58 @@ def test_a_folder_for_the_hub_says_what_it_is(run: Path, tmp_path: Path) -> None
     assert "leave out --int8" in eight.output
 
 
-def test_transformers_loads_a_distilbert(tmp_path: Path) -> None:
+def test_a_large_model_is_written_in_shards(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.arange(size(), dtype=np.float32)
+    for peer in (0, 1):
+        save(run, peer, 40, x, 0.5)
+    whole, output = tmp_path / "whole.safetensors", tmp_path / "m.safetensors"
+    export_model(run, whole)
+    tensors = load_file(whole)
+    monkeypatch.setattr(model_file, "SHARD_BYTES", max(each.nbytes for each in tensors.values()) + 8)
+    exported = export_model(run, output, beside=Beside(card=True))
+    index, *shards = exported.files[:-1]
+    assert index.name == "m.safetensors.index.json"
+    assert [file.name for file in shards] == [f"m-0000{n + 1}-of-0000{len(shards)}.safetensors" for n in range(2)]
+    assert not output.exists()
+    places = json.loads(index.read_text())["weight_map"]
+    assert {name: file.name for file in shards for name in load_file(file)} == places
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(load_file(tmp_path / places[name])[name], tensor)
+    assert f"**load_file({json.dumps(shards[1].name)})," in (tmp_path / "m.card.md").read_text()
+    # A library would read what is left of another model under this name.
+    with pytest.raises(ConfigError, match="already exists"):
+        export_model(run, output)
+    monkeypatch.undo()
+    assert export_model(run, output, force=True).files[0] == output
+    assert not [*tmp_path.glob("m-*"), *tmp_path.glob("m.*.json")]
+    monkeypatch.setattr(model_file, "SHARD_BYTES", 8)
+    answer = json.loads(sotto("export", str(run), "-o", str(output), "--force", "--json").stdout)
+    assert answer["file"] == str(index)
+    assert answer["bytes"] == sum(file.stat().st_size for file in tmp_path.glob("m-*-of-00004.safetensors"))
+    assert not output.exists()
+
+
+def test_no_model_is_read_whole(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for peer in (0, 1):
+        save(run, peer, 40, np.arange(size(), dtype=np.float32), 0.5)
+        keep_model_form(RunSetup.open(JOB, Path()).trainer(0), RealDisk(run / "peers" / f"peer-{peer}" / "state"))
+    export_model(run, tmp_path / "whole.safetensors")
+    sizes, read = [], StoredArrays.read
+
+    def noted(arrays: StoredArrays, at: int, into: npt.NDArray[np.float32]) -> None:
+        sizes.append(into.size)
+        read(arrays, at, into)
+
+    monkeypatch.setattr(StoredArrays, "read", noted)
+    monkeypatch.setattr(model_file, "_BLOCK", 100)
+    export_model(run, tmp_path / "blocks.safetensors")
+    assert max(sizes) == 100
+    assert (tmp_path / "blocks.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("shard_bytes", [10_000, 10_000_000_000])
+def test_transformers_loads_a_distilbert(tmp_path: Path, shard_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_file, "SHARD_BYTES", shard_bytes)
     transformers = pytest.importorskip("transformers", reason="needs transformers: the extra huggingface installs it")
     torch.manual_seed(0)
     own = distilbert(3, DistilBertSize(vocabulary=40, positions=12, blocks=1, hidden=64))
@@ -261,6 +315,7 @@ def test_transformers_loads_a_distilbert(tmp_path: Path) -> None:
     (folder / "config.toml").write_text('[training]\ntask = "ag-news"\n')
     done = sotto("export", str(folder), "--format", "huggingface", "-o", str(tmp_path / "hub"))
     assert done.exit_code == 0, done.output
+    assert (tmp_path / "hub" / "model.safetensors").exists() == (shard_bytes > 10_000)
     card = (tmp_path / "hub" / "README.md").read_text()
     assert "library_name: transformers\npipeline_tag: text-classification\n" in card
     assert "AutoModelForSequenceClassification" in card
