@@ -32,7 +32,7 @@ from peer.gossip.views import ViewSchedule
 from peer.native import bfloat16_is_emulated
 from peer.native import missing as kernels_missing
 from peer.net.address import dialled_address
-from peer.train.listed import task_info
+from peer.train.listed import TASKS, task_info
 
 LEAST_OF_RATE = 0.2
 """Least averaging rate of the smallest messages of a bandwidth budget, as a fraction of that for full messages: with a
@@ -244,7 +244,7 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
     schedule = build_schedule(config, base, count)
     findings = [*_later_peers(config), *_precision_findings(config), *_data_findings(config), *_loop_findings(config)]
-    findings += [*_kernel_findings(), *check_rules(config, schedule, build_compressor(config))]
+    findings += [*privacy_findings(config), *_kernel_findings(), *check_rules(config, schedule, build_compressor(config))]
     findings += [*_budget_findings(config, schedule), *_limit_findings(config)]
     if config.guard.action == "rollback" and algorithm_spec(config).modulo and config.algorithm.theta == "verified":
         # Repairs and messages share one sequence of numbers, and may come in another order the second time.
@@ -353,6 +353,45 @@ def _precision_findings(config: Config) -> Iterator[validate.Objection]:
             " use float32 unless another processor trains"
         )
         yield validate.Objection("warning", "training.precision", sentence)
+
+
+def privacy_findings(config: Config) -> Iterator[validate.Objection]:
+    """Yield an error for each option with which a private peer would tell more about its samples than is accounted for.
+    The precision of an own task, and the number of samples, are known only once those are read."""
+    if not config.privacy.is_on:
+        return
+    training, untold = config.training, "which [privacy] does not account for"
+    precision = training.precision
+    if precision == "auto" and training.task in TASKS:
+        precision = TASKS[training.task].precision
+    refused = {
+        "training.task": (training.task == OWN_LOOP, "[privacy] cannot make the steps of a script private; use a task"),
+        "training.precision": (
+            precision in ("bfloat16", "int8"),
+            f'is {precision}: the ranges of its numbers follow the samples without noise, {untold}; set "float32"',
+        ),
+        "training.class_balance": (
+            training.class_balance > 0,
+            f"draws by how many samples of each class there are, {untold}; set 0",
+        ),
+        "training.label_adjustment": (
+            training.label_adjustment is True,
+            f'uses how many samples of each class there are, {untold}; set "auto", which leaves it out',
+        ),
+        "data.holdout_fraction": (
+            config.data.holdout_fraction > 0,
+            f"lets others see how accurate models are on samples of this device, {untold}; set 0",
+        ),
+        "guard.action": (
+            config.guard.action == "rollback",
+            'lets rounds be done again, which [privacy] would not count; set "stop"',
+        ),
+        "algorithm.name": (
+            algorithm_spec(config).asynchronous,
+            f"{config.algorithm.name} has no rounds, by which [privacy] counts steps; use an algorithm with rounds",
+        ),
+    }
+    yield from (validate.Objection("error", key, sentence) for key, (is_so, sentence) in refused.items() if is_so)
 
 
 def _kernel_findings() -> Iterator[validate.Objection]:

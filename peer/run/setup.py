@@ -56,6 +56,7 @@ from peer.run.plan import (
     drift_gain,
     final_rounds,
     first_theta,
+    privacy_findings,
     refuse_errors,
     robust_mixing,
     why_no_changes,
@@ -152,7 +153,7 @@ class RunSetup:
     ) -> RunSetup:
         """Read the task and its data, deal it out and build the graph. `rates`: η and the first θ that the run began
         with, where those are known. `former_order` is as for `tasks.configured`."""
-        refuse_untold_privacy(config)
+        refuse_errors([*privacy_findings(config)])
         count = num_peers or config.num_listed
         task = tasks.configured(config, base, former_order=former_order)
         data = task.train_data()
@@ -185,10 +186,7 @@ class RunSetup:
     ) -> RunSetup:
         """Return the setup of a run whose local steps are those of the user's scripts, which tell figures by some
         `criteria`: it knows no task and no data."""
-        if config.privacy.is_on:
-            raise ConfigError(
-                "cannot make the local steps of a training script private; use a task", key="training.task"
-            )
+        refuse_errors([*privacy_findings(config)])
         count = num_peers or config.num_listed
         nothing = {peer: np.empty(0, np.int64) for peer in range(max(count, config.peer.index + 1))}
         samples = OwnSamples("", 0, nothing, nothing)
@@ -574,33 +572,6 @@ def settle_precision(config: Config, base: Path, num_peers: int) -> tuple[Config
     choice = RunSetup.open(config, base, num_peers).fastest_precision(0)
     training = config.training.model_copy(update={"precision": choice.precision})
     return config.model_copy(update={"training": training}), choice
-
-
-def refuse_untold_privacy(config: Config) -> None:
-    """Raise ConfigError for options with which a private peer reveals its samples in another way."""
-    if not config.privacy.is_on:
-        return
-    if config.data.holdout_fraction > 0:
-        raise ConfigError(
-            "lets others see how accurate models are on samples of this device, which [privacy] does not account for",
-            key="data.holdout_fraction",
-            value=config.data.holdout_fraction,
-            valid="0",
-        )
-    if config.guard.action == "rollback":
-        raise ConfigError(
-            "lets rounds be done again, which [privacy] would not count",
-            key="guard.action",
-            value="rollback",
-            valid="stop",
-        )
-    if algorithm_spec(config).asynchronous:
-        raise ConfigError(
-            "has no rounds, by which [privacy] counts local steps",
-            key="algorithm.name",
-            value=config.algorithm.name,
-            valid="an algorithm with rounds",
-        )
 
 
 def simulated_secret(seed: int, peer: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from peer.config.precision_choice import Precision
 from peer.errors import ConfigError
 
 
@@ -17,6 +18,8 @@ class TaskInfo:
     """Names of `training.task_options`."""
     reads_files: bool = True
     """Whether its data are in `data.directory`."""
+    precision: Precision = "float32"
+    """That of `training.precision = "auto"`."""
 
 
 _IMAGES = ("model", "norm", "size", "augmentation")
@@ -24,7 +27,7 @@ _TEXT = ("length", "vocabulary", "weights", "blocks", "width")
 
 TASKS: Mapping[str, TaskInfo] = {
     "digits": TaskInfo(
-        "Handwritten digits, 8×8 pixels, which are part of the package: no download.", ("hidden",), False
+        "Handwritten digits, 8×8 pixels, which are part of the package: no download.", ("hidden",), False, "int8"
     ),
     "mnist": TaskInfo("MNIST: handwritten digits, 28×28 pixels, from its four IDX files.", ("model", "hidden")),
     "cifar10": TaskInfo(

@@ -157,8 +157,7 @@ def _words(key: bytes, purpose: bytes, size: int) -> npt.NDArray[np.uint64]:
 
 
 def check_options(task: Task, options: TrainingOptions, num_samples: int) -> None:
-    """Raise ConfigError for options with which a local step would reveal more about its samples than is accounted
-    for."""
+    """Raise ConfigError for what only task and samples tell; `peer.run.plan.privacy_findings` looks at all else."""
     if (precision := precision_of(task, options)) != "float32":
         raise ConfigError(
             f"is {precision} for task {task.name}: the ranges of its numbers follow the samples without noise, which"
@@ -166,20 +165,6 @@ def check_options(task: Task, options: TrainingOptions, num_samples: int) -> Non
             key="training.precision",
             value=options.precision,
             valid="float32",
-        )
-    if options.class_balance > 0:
-        raise ConfigError(
-            "draws by how many samples of each class there are, which [privacy] does not account for",
-            key="training.class_balance",
-            value=options.class_balance,
-            valid="0",
-        )
-    if options.label_adjustment is True:
-        raise ConfigError(
-            "uses how many samples of each class there are, which [privacy] does not account for",
-            key="training.label_adjustment",
-            value=True,
-            valid='"auto", which leaves it out, or false',
         )
     if not math.isfinite(sampling_rate(options, num_samples)) or sampling_rate(options, num_samples) > 1:
         raise ConfigError(

@@ -85,7 +85,7 @@ def digits(*, hidden: int = 256) -> Task:
     return Classification(
         name="digits",
         num_classes=10,
-        precision="int8",
+        precision=listed.TASKS["digits"].precision,
         model=_mlp((64, hidden, 10)),
         train=TensorData(pixels[:num_train].clone(), labels[:num_train].clone()),
         test=TensorData(pixels[num_train:].clone(), labels[num_train:].clone()),

@@ -228,20 +228,21 @@ def test_kernels_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> 
         ("data.holdout_fraction=0.1", "data.holdout_fraction"),
         ("algorithm.name=ad-psgd", "algorithm.name"),
         ("guard.action=rollback", "guard.action"),
+        ("training.class_balance=0.5", "training.class_balance"),
+        ("training.label_adjustment=true", "training.label_adjustment"),
+        ("training.precision=bfloat16", "training.precision"),
+        ("training.precision=int8", "training.precision"),
+        ("training.precision=auto", "training.precision"),
+        ("training.task=loop", "training.task"),
     ],
 )
-def test_what_private_peers_would_tell_otherwise_is_refused(setting: str, key: str) -> None:
+def test_what_private_peers_would_tell_otherwise_is_refused_at_the_start_and_before(setting: str, key: str) -> None:
     config = load(environment={}, overrides=["privacy.noise_multiplier=1", "training.precision=float32", setting])
+    begin = RunSetup.of_loop if key == "training.task" else RunSetup.open
     with pytest.raises(ConfigError) as error:
-        RunSetup.open(config, Path(), num_peers=4)
+        begin(config, Path(), num_peers=4)
     assert error.value.key == key
-
-
-def test_a_training_script_cannot_be_made_private() -> None:
-    config = load(environment={}, overrides=["privacy.noise_multiplier=1", "training.task=loop"])
-    with pytest.raises(ConfigError) as error:
-        RunSetup.of_loop(config, Path())
-    assert error.value.key == "training.task"
+    assert key in {each.key for each in validate_config(config, Path(), 4) if each.level == "error"}
 
 
 def test_simulated_secrets_follow_the_seed_and_the_peer() -> None:

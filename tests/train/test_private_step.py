@@ -210,8 +210,6 @@ def test_models_that_mix_samples_or_keep_what_they_saw_are_refused(task, sentenc
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"class_balance": 0.5}, "training.class_balance"),
-        ({"label_adjustment": True}, "training.label_adjustment"),
         ({"precision": "bfloat16"}, "training.precision"),
         ({"batch_size": 97}, "training.batch_size"),
     ],
