@@ -53,7 +53,7 @@ def sign(
     Examples:
       sotto admin sign kits request.pem
       sotto admin sign kits request.pem --relay peer-0
-      sotto admin sign kits request.pem --name garage --address 10.0.0.9:7700 --key 3F:A9:...
+      sotto admin sign kits request.pem --yes
     """
     from peer.ops import enrollment
 
@@ -74,6 +74,10 @@ def sign(
         return
     click.echo(f"signed     {done.identity.name}, until {done.identity.not_after:%Y-%m-%d}")
     click.echo(f"copy       {done.folder}/* to the device, into the folder that holds its peer.key")
+    if not (done.folder / "peer.toml").exists():
+        click.echo(
+            f"keep       the device's peer.toml, or copy another's and set peer.index = {done.index} and peer.listen"
+        )
     if not done.known:
         click.echo(f"new peer   index {done.index}; it joins when it is started: sotto run --config peer.toml")
 

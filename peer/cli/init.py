@@ -62,10 +62,10 @@ def init(
 
     \b
     Examples:
-      sotto init                                write ./peer.toml with default values
+      sotto init                            write ./peer.toml with default values
       sotto init -o run.toml -s graph.kind=torus
-      sotto init -o all.toml --all-keys         write every key with what it does and accepts
-      sotto init cluster kits --peers 8         write certificates and one folder for each peer
+      sotto init -o all.toml --all-keys     write every key and what it accepts
+      sotto init cluster kits --peers 8     write certificates and device folders
       sotto init --join garage --name garage --host 10.0.0.9
     """
     if context.invoked_subcommand is not None:

@@ -33,7 +33,8 @@ DEFAULT_LATENCY_MS = 20.0
 @click.option(
     "--link",
     metavar="RATE",
-    help='Of each device: "1mbit", "768kbit/2mbit" (up/down), or a name of `sotto lab shape list`, with its latency.',
+    help='Of each device: a rate ("1mbit", "768kbit/2mbit" up/down), or a profile of `sotto lab shape list`, '
+    'which has a latency, too ("10mbit": 1 ms).',
 )
 @click.option(
     "--latency-ms",
@@ -102,9 +103,9 @@ def plan(
 
     \b
     Examples:
-      sotto lab plan --model resnet20 --peers 8 --link 1mbit --latency-ms 20 --step-seconds 0.1
+      sotto lab plan --model resnet20 --link 1mbit --step-seconds 0.1
       sotto lab plan --config run.toml --link lte --write planned.toml
-      sotto lab plan --parameters 11000000 --peers 16 --link 10mbit --step-seconds 0.5 --steps 20000 --json
+      sotto lab plan --parameters 11000000 --link dsl --step-seconds 0.5 --json
     """
     from peer.train.startup import quick_imports
 
@@ -173,7 +174,8 @@ def plan(
         return
     _print(found, notes)
     if written is not None and own is not None:
-        click.echo(f"wrote {written}: {own.option.title}")
+        of = "" if has_task else f', with the task {config.training.task}: set training.task, for a script "loop"'
+        click.echo(f"wrote {written}: {own.option.title}{of}")
 
 
 def _what_is_missing(link: str | None, named: list[bool], step_seconds: str) -> str | None:

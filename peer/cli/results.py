@@ -99,7 +99,7 @@ def export(
       sotto export
       sotto export runs/digits -o digits.safetensors
       sotto export runs/digits --int8 -o small.safetensors
-      sotto export runs/digits --onnx --onnx-int8 --torch-export -o digits.safetensors
+      sotto export runs/digits --onnx --torch-export -o digits.safetensors
       sotto export runs/digits --peer 3 -o third.safetensors
       sotto export kits/peer-0
       sotto export kits/peer-0 kits/peer-2 --statistics peer-0

@@ -54,7 +54,7 @@ def run(
     \b
     Examples:
       sotto lab sweep run grid.toml --workers 4
-      sotto lab sweep run grid.toml --shard $SLURM_ARRAY_TASK_ID/8 --out part-$SLURM_ARRAY_TASK_ID
+      sotto lab sweep run grid.toml --shard 0/8 --out part-0
       sotto lab sweep run grid.toml --executor dask --address tcp://10.0.0.1:8786
       sotto lab sweep run grid.toml --executor ray --workers 4
     """

@@ -90,7 +90,7 @@ class Incoming:
         """Return how a caller is seen that is no neighbour: one that not everybody lists, or a member, which may owe
         frames to this peer of the time when it was a neighbour; None for any other. Raises HandshakeRefused."""
         if self._members.is_gone(peer):
-            raise HandshakeRefused(f"{quote(name)} was declared lost or left, and is out of the run")
+            raise HandshakeRefused(f"{quote(name)} left or was declared lost; a lost one comes back by itself")
         if peer >= self._num_peers and self._why_no_changes is not None:
             raise HandshakeRefused(f"{quote(name)} is not in everybody's list, and {self._why_no_changes}")
         is_member = self._why_no_changes is None and self._members.standing(peer) in ("member", "joining")

@@ -67,7 +67,7 @@ class RoundFrames:
         """Return the frames for a connected neighbour that durably has ours up to `remote_has`."""
         self._durable.links.meet(peer)
         if peer in self._participant.session.lost:
-            raise HandshakeRefused("it was declared lost and is out of the run")
+            raise HandshakeRefused("it was declared lost; it comes back by itself, as a newcomer")
         self._on_link(peer)
         frames = self._durable.connected(peer, remote_has)
         self._on_confirmed(peer)

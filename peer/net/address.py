@@ -86,6 +86,14 @@ def is_loopback(host: str) -> bool:
         return host.casefold().rstrip(".").rpartition(".")[2] == "localhost"
 
 
+def is_private(host: str) -> bool:
+    """Return whether a host is an address that only its own network has, such as that of an office."""
+    try:
+        return _unmapped(ipaddress.ip_address(host)).is_private and not is_loopback(host)
+    except ValueError:
+        return False
+
+
 def _unmapped(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

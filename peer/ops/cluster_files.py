@@ -13,6 +13,7 @@ from peer.errors import ConfigError
 from peer.net.address import dialled_address, is_loopback, why_no_name
 from peer.net.security.authority import CA_DAYS, PEER_DAYS, CertificateAuthority, Issued
 from peer.net.security.certificates import Role
+from peer.run.plan import build_schedule, unreachable_pairs
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,12 @@ def write_cluster(
             key="--seats",
             value=seats,
         )
+    by = None if relay is None else names[relay]
+    planned = _peer_config(
+        config, 0, [*hosts[:taken], *(Host("seat", 0) for _ in hosts[taken:])], names, by, join_later
+    )
+    for sentence in unreachable_pairs(planned, build_schedule(planned, base, planned.num_members(len(hosts)))):
+        raise ConfigError(sentence, key="--host", value="-")
     hosts = [*hosts[:taken], *(Host(None, host.port) for host in hosts[taken:])]
     folders = [directory / f"peer-{index}" for index in range(len(hosts))]
     authority_files = (directory / "ca.pem", directory / "ca.key")
@@ -113,7 +120,7 @@ def write_cluster(
     for file in certificates:
         file.unlink(missing_ok=True)
     for index, folder in enumerate(folders):
-        mine = _peer_config(config, index, hosts, names, None if relay is None else names[relay], join_later)
+        mine = _peer_config(config, index, hosts, names, by, join_later)
         mine = _self_contained(mine, base, folder, copied) if to_be_copied else moved(mine, base, folder)
         write_peer_file(folder / "peer.toml", mine, force=force, all_keys=all_keys)
     if issued:

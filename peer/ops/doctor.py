@@ -22,7 +22,7 @@ from typing import Any, Literal
 from peer import __version__
 from peer.config.options import SHARED_SECTIONS, Config, PeerAddress
 from peer.errors import ConfigError, RemoteError, SecurityError, SottoError, StateError
-from peer.net.address import split_address, why_not_bound
+from peer.net.address import is_private, split_address, why_not_bound
 from peer.net.answers import EXAMINED
 from peer.net.control import call_control
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo, differing_settings
@@ -316,6 +316,8 @@ async def _tcp_trouble(name: str, address: str) -> Finding | None:
             advice = f"correct its advertise address, or open TCP port {port} in the firewall there"
     else:
         return None
+    if is_private(host.strip("[]")) and not sentence.startswith("nobody"):
+        advice += "; a private address is reached from its own network or VPN alone: elsewhere, give it a relay"
     return Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
 
 

@@ -244,7 +244,11 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
     schedule = build_schedule(config, base, count)
     findings = [*_later_peers(config), *_precision_findings(config), *_data_findings(config), *_loop_findings(config)]
-    findings += [*privacy_findings(config), *_kernel_findings(), *check_rules(config, schedule, build_compressor(config))]
+    findings += [
+        *privacy_findings(config),
+        *_kernel_findings(),
+        *check_rules(config, schedule, build_compressor(config)),
+    ]
     findings += [*_budget_findings(config, schedule), *_limit_findings(config)]
     if config.guard.action == "rollback" and algorithm_spec(config).modulo and config.algorithm.theta == "verified":
         # Repairs and messages share one sequence of numbers, and may come in another order the second time.
@@ -485,7 +489,8 @@ def unreachable_pairs(config: Config, schedule: Schedule, only: int | None = Non
     return [
         f"{config.peers[one].name} and {config.peers[other].name} are neighbours in this graph, but neither has an "
         "advertise address that the other could dial; a seat gets one from `sotto invite`, otherwise give one of them "
-        "an address or a relay, or choose a graph in which they are not neighbours"
+        "an address or a relay (`sotto init cluster --relay K`), or choose a graph such as star in which they are not "
+        "neighbours"
         for one, peer in enumerate(config.peers[: schedule.num_peers])
         for other in sorted({*schedule.all_receivers(one), *schedule.all_senders(one)})
         if one < other and only in (None, one, other)

@@ -70,6 +70,10 @@ def test_a_peer_of_the_list_gets_a_new_certificate_and_nothing_else() -> None:
     assert (answer["renewed"], answer["index"], answer["folder"]) == (True, 1, "kits/peer-1")
     after = contents(Path("kits/peer-1"))
     assert {file for file in after if after[file] != before[file]} == {"kits/peer-1/peer.pem"}
+    Path("kits/peer-1/peer.toml").unlink()
+    assert (
+        "copy another's and set peer.index = 1" in sotto("admin", "sign", "kits", "again/request.pem", "--yes").stdout
+    )
 
 
 def test_two_devices_in_a_row_get_positions_in_a_row() -> None:

@@ -38,6 +38,7 @@ def test_every_command_explains_itself_with_examples(path: str) -> None:
     result = sotto(*path.split()[1:], "--help")
     assert result.exit_code == 0
     assert "Examples:" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
     assert path in result.stdout
     command = COMMANDS[path]
     for parameter in command.params:

@@ -169,6 +169,7 @@ def test_a_script_reads_of_a_leak_with_both_keys(tmp_path: Path) -> None:
             2,
             "--seats: needs",
         ),
+        (("init", "cluster", "new", *("--host", "10.0.0.1"), *("--host", "-") * 2), "", 2, "--host: peer-1 and peer-2"),
         (("invite", "elsewhere"), "", 2, "elsewhere: no such folder; `sotto init cluster elsewhere"),
     ],
 )

@@ -161,10 +161,13 @@ def test_a_neighbour_that_offends_on_every_connection_soon_has_to_wait(caplog: p
 
 def test_refusing_a_neighbour_is_no_offence_of_it() -> None:
     async def story() -> None:
-        ada, ben = Broken("link_up", HandshakeRefused("it was declared lost and is out of the run")), Mind()
+        ada, ben = (
+            Broken("link_up", HandshakeRefused("it was declared lost; it comes back by itself, as a newcomer")),
+            Mind(),
+        )
         async with pair(ada, ben) as (listener, _):
             await until(lambda: not ada.errors)
-            assert ada.events[0] == ("down", 1, "it was declared lost and is out of the run")
+            assert ada.events[0] == ("down", 1, "it was declared lost; it comes back by itself, as a newcomer")
             assert listener.offences.count(1) == 0
 
     asyncio.run(story())

@@ -161,6 +161,15 @@ def test_a_name_that_a_neighbour_cannot_resolve_is_no_matter_of_a_firewall(kits:
     assert "firewall" not in finding
 
 
+def test_a_private_address_that_does_not_answer_may_be_that_of_another_network(
+    kits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncio, "open_connection", Mock(side_effect=TimeoutError))
+    for address, said in (("10.0.0.1:7700", True), ("[fd00::1]:7700", True), ("9.9.9.9:7700", False)):
+        rewrite(kits, 0, advertise(1, address))
+        assert ("from its own network or VPN alone" in of(examine(kits, 0)[1], "peer-1", "error")) is said
+
+
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
