@@ -76,23 +76,21 @@ class Stream:
     layer: int
     round: int
 
-    def words(self, size: int, start: int = 0, out: UInt32Array | None = None) -> UInt32Array:
-        """Return words `start` to `start + size − 1` as uint32[size], written to `out` if given."""
-        result: UInt32Array = _output(out, size, np.dtype(np.uint32), start + size)
+    def words(self, size: int, start: int = 0) -> UInt32Array:
+        """Return words `start` to `start + size − 1` as uint32[size]."""
+        result: UInt32Array = _room(size, np.dtype(np.uint32), start + size)
         if lib is not None:
             lib.philox_words(pointer(result, "uint32_t[]"), size, start, *self.counter)
         else:
             _words_numpy(result, start, self)
         return result
 
-    def uniforms(
-        self, size: int, dtype: npt.DTypeLike = np.float32, start: int = 0, out: FloatArray | None = None
-    ) -> FloatArray:
+    def uniforms(self, size: int, dtype: npt.DTypeLike = np.float32, start: int = 0) -> FloatArray:
         """Return uniforms `start` to `start + size − 1` in [0, 1) as float32[size] or float64[size]."""
         kind: np.dtype[Any] = np.dtype(dtype)
         result: FloatArray
         if kind == np.float32:
-            result = _output(out, size, kind, start + size)
+            result = _room(size, kind, start + size)
             if lib is not None:
                 lib.philox_uniforms_f32(pointer(result, "float[]"), size, start, *self.counter)
             else:
@@ -101,7 +99,7 @@ class Stream:
                 np.multiply(words, np.float32(2.0**-24), out=result, casting="unsafe", dtype=np.float32)
             return result
         if kind == np.float64:
-            result = _output(out, size, kind, 2 * (start + size))
+            result = _room(size, kind, 2 * (start + size))
             if lib is not None:
                 lib.philox_uniforms_f64(pointer(result, "double[]"), size, start, *self.counter)
             else:
@@ -207,56 +205,13 @@ class PhiloxSource:
         return PeerDraws(self.seed, self.peer, t)
 
 
-def words(seed: int, peer: int | None, purpose: Purpose, round: int, layer: int, size: int) -> npt.NDArray[np.uint32]:
-    """Return `size` random words, uint32[size]."""
-    return stream(seed, peer, purpose, round, layer).words(size)
-
-
-def uniforms(
-    seed: int,
-    peer: int | None,
-    purpose: Purpose,
-    round: int,
-    layer: int,
-    size: int,
-    dtype: npt.DTypeLike = np.float32,
-) -> FloatArray:
-    """Return `size` uniforms in [0, 1), float32[size] or float64[size]."""
-    return stream(seed, peer, purpose, round, layer).uniforms(size, dtype)
-
-
-def integers(
-    seed: int, peer: int | None, purpose: Purpose, round: int, layer: int, size: int, bound: int
-) -> npt.NDArray[np.int64]:
-    """Return `size` integers in [0, bound), int64[size]."""
-    return stream(seed, peer, purpose, round, layer).integers(size, bound)
-
-
-def permutation(
-    seed: int, peer: int | None, purpose: Purpose, round: int, layer: int, size: int
-) -> npt.NDArray[np.int64]:
-    """Return 0 … size−1 in random order, int64[size]."""
-    return stream(seed, peer, purpose, round, layer).permutation(size)
-
-
-def normals(
-    seed: int, peer: int | None, purpose: Purpose, round: int, layer: int, size: int
-) -> npt.NDArray[np.float64]:
-    """Return `size` standard normal numbers, float64[size]."""
-    return stream(seed, peer, purpose, round, layer).normals(size)
-
-
 _M0, _M1, _W0, _W1, _LOW = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85, 0xFFFFFFFF
 
 
-def _output(out: Any, size: int, kind: np.dtype[Any], last_word: int) -> Any:
+def _room(size: int, kind: np.dtype[Any], last_word: int) -> Any:
     if last_word > _MAX_WORDS:
         raise ValueError(f"a stream holds 2**34 words, {last_word} were asked for")
-    if out is None:
-        return np.empty(size, kind)
-    if out.shape != (size,) or out.dtype != kind or not out.flags.c_contiguous:
-        raise ValueError(f"out has to be a contiguous {kind}[{size}], not {out.dtype}{list(out.shape)}")
-    return out
+    return np.empty(size, kind)
 
 
 _CHUNK_BLOCKS = 8192

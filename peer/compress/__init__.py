@@ -1,7 +1,8 @@
 """Compressors: the only place where information is lost on purpose.
 
 Each compressor turns one layer of a flat vector into a `LayerPayload` and knows neither algorithms, bytes nor the
-network. `build(kind, **settings)` finds one by name; `decompress` and its companions turn payloads back into numbers.
+network. `build(kind, **settings)` finds one by name; `decompress_layers` and its companions turn payloads back into
+numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from peer.compress.base import Compressor, Draws, compress_layers
 from peer.compress.bound import BoundedCompressor, ErrorBound
-from peer.compress.decompress import add_all_decompressed_, add_decompressed_, decompress, decompress_layers
+from peer.compress.decompress import add_all_decompressed_, add_decompressed_, decompress_layers
 from peer.compress.float_types import type_named
 from peer.compress.grid import Grid
 from peer.compress.layout import Layout
@@ -68,9 +69,7 @@ __all__ = [
     "add_decompressed_",
     "build",
     "compress_layers",
-    "decompress",
     "decompress_layers",
-    "descriptions",
     "options_of",
     "settings_of",
 ]
@@ -114,11 +113,6 @@ def settings_of(kind: str) -> dict[str, bool]:
 def options_of(kind: str) -> tuple[str, ...]:
     """Return the settings of a compressor that are keys of the section `[compressor]`, by the same names."""
     return tuple(f.name for f in fields(COMPRESSORS[kind]) if f.metadata != BY_ALGORITHM)
-
-
-def descriptions() -> dict[str, str]:
-    """Return one line on every compressor, for lists and help texts."""
-    return {kind: cls.summary for kind, cls in COMPRESSORS.items()}
 
 
 def _named(kind: str, name: str, value: object) -> object:

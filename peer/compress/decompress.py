@@ -20,23 +20,12 @@ from peer.errors import RemoteProtocolError
 from peer.native import lib, pointer
 
 
-def decompress(payload: LayerPayload, dtype: npt.DTypeLike) -> FloatArray:
-    """Return the values of one layer, float[n] of `dtype`; it may share memory with the payload, so do not write to it.
+def decompress_layers(payload: Payload, layout: Layout, dtype: npt.DTypeLike) -> FloatArray:
+    """Return the flat vector of all layers, float[layout.size].
 
     Raises TypeError for payloads that need a reference (`compress.modulo` reads those), and RemoteProtocolError for
     values that `dtype` cannot hold.
     """
-    kind: np.dtype[Any] = np.dtype(dtype)
-    if not isinstance(payload, Sparse):
-        return _values(payload, kind)
-    _check_indices(payload)
-    values: FloatArray = np.zeros(payload.size, kind)
-    values[payload.indices] = _values(payload.values, kind)
-    return values
-
-
-def decompress_layers(payload: Payload, layout: Layout, dtype: npt.DTypeLike) -> FloatArray:
-    """Return the flat vector of all layers, float[layout.size]."""
     vector: FloatArray = np.zeros(layout.size, dtype)
     for part, layer in zip(layout.slices, _checked(payload, layout), strict=True):
         if isinstance(layer, Sparse):

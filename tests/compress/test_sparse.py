@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer import wire
-from peer.compress import Dense, Layout, Levels, Sparse, ValueType, build, compress_layers, decompress
+from peer.compress import Dense, Layout, Levels, Sparse, ValueType, build, compress_layers
 from peer.compress import levels as levels_of
 from peer.compress.payload import payloads_equal
 from peer.compress.selection import count_of, largest_magnitudes, smallest_words
 from peer.random import PhiloxSource
 from peer.wire.message import Message, MessageKind
-from tests.compress.vectors import AWKWARD_NAMES, GivenDraws, awkward
+from tests.compress.vectors import AWKWARD_NAMES, GivenDraws, awkward, decompressed
 
 DRAWS = PhiloxSource(1, 2).draws(3)
 
@@ -74,7 +74,7 @@ def test_top_k_sends_exact_values_of_the_vectors_own_type():
     assert isinstance(payload, Sparse)
     assert payload.indices.tolist() == [1, 2, 4]
     assert payload.values.value_type is ValueType.FLOAT64
-    assert decompress(payload, np.float64).tolist() == [0.0, -3.0, 2.0, 0.0, 3.0, 0.0]
+    assert decompressed(payload, np.float64).tolist() == [0.0, -3.0, 2.0, 0.0, 3.0, 0.0]
 
 
 @pytest.mark.parametrize(("name", "value_type"), [("bfloat16", ValueType.BFLOAT16), ("float16", ValueType.FLOAT16)])
@@ -98,7 +98,7 @@ def test_quantized_top_k_never_ends_further_from_a_layer_than_zero(name, dtype, 
     assert payload.values.codes.max() < 2**bits
     assert payload.values.codes.dtype == (np.uint8 if bits <= 8 else np.uint16)
     exact = v.astype(np.longdouble)
-    error = ((decompress(payload, dtype).astype(np.longdouble) - exact) ** 2).sum()
+    error = ((decompressed(payload, dtype).astype(np.longdouble) - exact) ** 2).sum()
     squares = (exact**2).sum()
     contraction = compressor.error_bound(v.size).contraction
     assert 0 < contraction <= 1
@@ -113,7 +113,7 @@ def test_quantized_top_k_never_ends_further_from_a_layer_than_zero(name, dtype, 
 def test_the_contraction_of_quantized_top_k_holds_at_its_worst_cases(values, bits, fraction):
     v = np.array(values)
     compressor = build("top_k", fraction=fraction, value_bits=bits)
-    error = ((decompress(compressor.compress(v, 0, DRAWS), np.float64) - v) ** 2).sum()
+    error = ((decompressed(compressor.compress(v, 0, DRAWS), np.float64) - v) ** 2).sum()
     assert error <= (1 - compressor.error_bound(100).contraction) * (v**2).sum() + 1e-12
 
 
@@ -140,7 +140,7 @@ def test_four_levels_say_something_of_all_that_was_chosen(freedom):
     squares, errors, lengths, zeros = float((v.astype(np.float64) ** 2).sum()), [], [], []
     for four in (False, True):
         payload = build("top_k", fraction=0.03, value_bits=2, four_levels=four).compress(v, 0, DRAWS)
-        told = decompress(payload, np.float64)
+        told = decompressed(payload, np.float64)
         errors.append(float(((told - v) ** 2).sum()) / squares)
         lengths.append(8 * len(wire.encode(Message(MessageKind.GOSSIP, 0, 1, layers=(payload,)), layout)))
         zeros.append(1.0 - np.count_nonzero(told) / payload.indices.size)
@@ -156,15 +156,15 @@ def test_levels_follow_the_bulk_of_a_heavy_tail():
     v = np.concatenate([np.linspace(1.0, 2.0, 999), [1000.0]])
     v[::2] *= -1
     payload = build("top_k", fraction=1.0, value_bits=8).compress(v, 0, DRAWS)
-    errors = np.abs(decompress(payload, np.float64) - v)
+    errors = np.abs(decompressed(payload, np.float64) - v)
     # With 1000 as the end of the scale a step is 7.9, and everything else would become 0.
     assert payload.values.scale == 1000.0
     payload = build("top_k", fraction=1.0, value_bits=8).compress(v[:-1], 0, DRAWS)
-    assert np.abs(decompress(payload, np.float64) - v[:-1]).max() < 0.01
+    assert np.abs(decompressed(payload, np.float64) - v[:-1]).max() < 0.01
     spread = np.concatenate([v[:-1], [20.0]])
     payload = build("top_k", fraction=1.0, value_bits=4).compress(spread, 0, DRAWS)
     assert payload.values.scale < 20.0
-    assert ((decompress(payload, np.float64) - spread) ** 2).sum() < 0.3 * (
+    assert ((decompressed(payload, np.float64) - spread) ** 2).sum() < 0.3 * (
         (np.rint(spread / 20 * 7) * 20 / 7 - spread) ** 2
     ).sum()
     assert errors.max() <= 2.0
@@ -200,7 +200,7 @@ def test_unbiased_random_k_scales_by_size_over_k():
     v = np.arange(1.0, 9.0)
     drawn = np.arange(8, dtype=np.uint32)
     payload = build("random_k", fraction=0.25, unbiased=True).compress(v, 0, GivenDraws(drawn_words=drawn))
-    assert decompress(payload, np.float64).tolist() == [4.0, 8.0, 0, 0, 0, 0, 0, 0]
+    assert decompressed(payload, np.float64).tolist() == [4.0, 8.0, 0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("settings_", [{"fraction": 0.01, "value_bits": 4}, {"fraction": 0.3}, {"fraction": 1.0}])

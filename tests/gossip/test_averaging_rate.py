@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from peer import compress
-from peer.compress import FloatArray, TopK, decompress
+from peer.compress import FloatArray, TopK
 from peer.gossip import ALGORITHMS
 from peer.gossip.averaging_rate import default_averaging_rate
-from tests.compress.vectors import GivenDraws
+from tests.compress.vectors import GivenDraws, decompressed
 
 QUANT_SGP = ALGORITHMS["quant-sgp"].spec
 
@@ -56,5 +56,5 @@ def test_rounding_the_kept_values_leaves_nine_tenths_of_their_energy(
 
 
 def _squared_error(v: FloatArray, compressor: TopK) -> float:
-    error = decompress(compressor.compress(v, 0, GivenDraws(np.zeros(1))), np.float64) - v
+    error = decompressed(compressor.compress(v, 0, GivenDraws(np.zeros(1))), np.float64) - v
     return float((error**2).sum())

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from peer import random
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.effects import Effects
 from peer.gossip.pairs.events import Event
 from peer.gossip.pairs.model import PairModel
 from peer.gossip.pairs.open_exchanges import OpenRequest
-from peer.random import Purpose
+from peer.random import Purpose, stream
 from peer.wire.message import Message, MessageKind
 
 BACKOFF_S = 0.01
@@ -33,8 +32,8 @@ class Initiator:
     def choose_partner(self, candidates: Sequence[int]) -> int:
         """Return one of the candidates, drawn uniformly by seed, peer and exchange number."""
         node = self._node
-        draw = random.integers(node.seed, node.peer, Purpose.PAIRING, self.next_exchange, 0, 1, len(candidates))
-        return candidates[int(draw[0])]
+        draws = stream(node.seed, node.peer, Purpose.PAIRING, self.next_exchange)
+        return candidates[int(draws.integers(1, len(candidates))[0])]
 
     def request(self, partner: int, exchange: int | None, answered: int) -> Message:
         """Open an exchange and return the request. `exchange` is its number, the next one unless given; `answered` that
@@ -89,7 +88,7 @@ class Initiator:
         if request is None or not request.is_subject_of(busy):
             return Effects()
         self.open = None
-        draw = random.uniforms(node.seed, node.peer, Purpose.BACKOFF, busy.round, 0, 1, np.float64)
+        draw = stream(node.seed, node.peer, Purpose.BACKOFF, busy.round).uniforms(1, np.float64)
         pause_s = BACKOFF_S * 2 ** min(self.refusals, 6) * (0.5 + float(draw[0]))
         self.refusals += 1
         return Effects(retry_after_s=pause_s)
