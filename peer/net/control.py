@@ -11,7 +11,7 @@ import functools
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -22,8 +22,8 @@ from peer.foreign_values import parse_json
 from peer.net.address import split_address
 from peer.net.admission import CONTROL_VERBS, Admission
 from peer.net.answers import EXAMINED, read_answer
-from peer.net.handler import Handler
-from peer.net.hello import PROTOCOL_MAX, HelloInfo, told_settings
+from peer.net.handshake import Handshake
+from peer.net.hello import PROTOCOL_MAX, told_settings
 from peer.net.links import Links
 from peer.net.revocation_watch import RevocationWatch
 from peer.net.rpc import LOCAL, Caller, CallRefused, Channel, Server, Status, StreamLost
@@ -50,15 +50,11 @@ class ControlService:
         admission: Admission,
         links: Links,
         revocations: RevocationWatch | None,
-        handler: Handler,
-        hello: HelloInfo,
-        access: Access | None,
+        handshake: Handshake,
         dial_timeout_s: float,
-        needed_protocol: Callable[[], int],
     ) -> None:
-        self._needed_protocol = needed_protocol
-        self._admission, self._links, self._revocations, self._handler = admission, links, revocations, handler
-        self._hello, self._access = hello, access
+        self._admission, self._links, self._revocations = admission, links, revocations
+        self._handshake, self._hello, self._access = handshake, handshake.info, handshake.access
         self._probe_timeout_s = min(dial_timeout_s, _PROBE_TIMEOUT_S)
         self._probes = Allowance(rate=1.0, burst=10.0, now=0.0)
         self._calls = Allowances(**_CALLS_OF_A_MEMBER)
@@ -86,7 +82,7 @@ class ControlService:
             elif verb == "probe":
                 result = await self.probe(arguments.get("index"), caller)
             else:
-                result = await self._handler.control(verb, arguments, verifier)
+                result = await self._links.handler.control(verb, arguments, verifier)
             response = control_pb2.ControlResponse(result=json.dumps(result))
         except SottoError as error:
             raise CallRefused(Status.FAILED_PRECONDITION, str(error)) from None
@@ -114,7 +110,7 @@ class ControlService:
         answer: dict[str, Any] = {
             "name": self._hello.name,
             "software": self._hello.software,
-            "protocol": [self._needed_protocol(), PROTOCOL_MAX],
+            "protocol": [self._handshake.needed_protocol(), PROTOCOL_MAX],
             "time": time.time(),
             "seen_as": caller.address,
             "job": self._hello.run_digest,

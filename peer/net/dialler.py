@@ -12,14 +12,12 @@ from peer.foreign_text import printable
 from peer.net import tcp_info
 from peer.net.address import split_address
 from peer.net.connection import Connection
-from peer.net.handler import Handler
 from peer.net.handshake import FAREWELL_S, Handshake, OpenedStream, farewell, read_close
 from peer.net.hello import Terms
 from peer.net.links import Links
 from peer.net.neighbor import Neighbor
 from peer.net.rpc import Channel, DialledStream, Options, StreamLost
 from peer.net.security.certificates import Identity
-from peer.net.security.credentials import Access
 from peer.net.services import PEER_SERVICE
 from peer.net.tunnels import Tunnels
 from peer.net.unreachable import why_unreachable
@@ -42,17 +40,15 @@ class Dialler:
         *,
         links: Links,
         handshake: Handshake,
-        handler: Handler,
         tunnels: Tunnels,
-        access: Access | None,
         channel_options: Options,
         dial_timeout_s: float,
         backoff_max_s: float,
         is_closing: Callable[[], bool],
     ) -> None:
         """`tunnels` lead to neighbours beyond a relay; once `is_closing()` no connection is put into use."""
-        self._links, self._handshake, self._handler = links, handshake, handler
-        self._tunnels, self._access, self._channel_options = tunnels, access, channel_options
+        self._links, self._handshake = links, handshake
+        self._tunnels, self._channel_options = tunnels, channel_options
         self._dial_timeout_s, self._backoff_max_s = dial_timeout_s, backoff_max_s
         self._is_closing = is_closing
         self._jitter = random.Random()
@@ -102,7 +98,8 @@ class Dialler:
     async def _dial(self, neighbor: Neighbor) -> Connection | None:
         """Return a new connection; None if another stream of the pair is better. Raises RemoteError."""
         older = {each.local for each in tcp_info.connections()}
-        channel = Channel(await self._address_of(neighbor), neighbor.name, self._access, self._channel_options)
+        address = await self._address_of(neighbor)
+        channel = Channel(address, neighbor.name, self._handshake.access, self._channel_options)
         stream = channel.stream(PEER_SERVICE, "Exchange")
         connection = None
         try:
@@ -126,7 +123,7 @@ class Dialler:
         """Exchange hellos and put the connection into use. Raises RemoteError, TimeoutError, StreamLost."""
         challenge = self._handshake.challenge()
         async with asyncio.timeout(self._dial_timeout_s):
-            received = self._handler.last_received(neighbor.index)
+            received = self._links.handler.last_received(neighbor.index)
             await stream.write(self._handshake.hello(neighbor, received=received, challenge=challenge))
             first = await stream.read()
         if first is None:
@@ -185,7 +182,7 @@ class Dialler:
             name=neighbor.name,
             place=neighbor.place,
             address=neighbor.address,
-            encrypted=self._access is not None,
+            encrypted=self._handshake.access is not None,
         )
 
 

@@ -73,8 +73,8 @@ class Handshake:
         progress: Progress | None = None,
     ) -> None:
         """`needed_protocol()`: the lowest version that serves the run by now."""
-        self.info, self._needed_protocol, self._progress = info, needed_protocol, progress or NoProgress()
-        self._me, self._limits, self._heartbeat_s = me, limits, heartbeat_s
+        self.me, self.info, self.access, self.needed_protocol = me, info, access, needed_protocol
+        self._progress, self._limits, self._heartbeat_s = progress or NoProgress(), limits, heartbeat_s
         self._credentials = access if isinstance(access, Credentials) else None
         self._nonce = secrets.randbits(64)
 
@@ -86,8 +86,8 @@ class Handshake:
             raise RemoteProtocolError("its first envelope is not a hello")
         hello = envelope.hello
         check_texts(hello)
-        if hello.HasField("receiver") and hello.receiver != self._me:
-            here = f"peer {self._me}, {quote(self.info.name)}"
+        if hello.HasField("receiver") and hello.receiver != self.me:
+            here = f"peer {self.me}, {quote(self.info.name)}"
             raise HandshakeRefused(f"this is {here}, and not peer {hello.receiver}; compare the lists of peers")
         return hello
 
@@ -121,7 +121,7 @@ class Handshake:
 
     def terms(self, hello: pb.Hello) -> Terms:
         """Return the terms of the other end. Raises HandshakeRefused if it trains another run."""
-        return read_terms(self.info, hello, check_run(self.info, hello, self._needed_protocol()))
+        return read_terms(self.info, hello, check_run(self.info, hello, self.needed_protocol()))
 
     def answer(self, hello: pb.Hello, neighbor: Neighbor, *, received: int, seen_as: str) -> bytes:
         """Return the envelope that answers the hello of a caller, which is this neighbour."""
@@ -139,7 +139,7 @@ class Handshake:
     def _hello(self, neighbor: Neighbor, received: int, *, seen_as: str = "", challenge: bytes = b"") -> pb.Hello:
         info, progress = self.info, self._progress.told_to(neighbor.index)
         return pb.Hello(
-            protocol_min=self._needed_protocol(),
+            protocol_min=self.needed_protocol(),
             protocol_max=PROTOCOL_MAX,
             run=info.run,
             algorithm=info.algorithm,
@@ -158,7 +158,7 @@ class Handshake:
             graph_digest=info.graph_digest,
             run_digest=info.run_digest,
             num_peers=info.num_peers,
-            index=self._me,
+            index=self.me,
             name=info.name,
             nonce=self._nonce,
             received=received,

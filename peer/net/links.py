@@ -98,7 +98,7 @@ class Links:
         """Neighbours without a link, with the latest obstacle."""
         self.offences, self.log = Offences(), LinkLog()
         self._me, self._limits, self._heartbeat_s, self._relayed = me, limits, heartbeat_s, relayed
-        self._handler, self._tasks = handler, tasks
+        self.handler, self._tasks = handler, tasks
         self._revocations, self._take_revocations = revocations, take_revocations
         self._neighbors: dict[int, Neighbor] = {}
         self._links: dict[int, _Link] = {}
@@ -200,7 +200,7 @@ class Links:
             limits=self._limits,
             heartbeat_s=self._heartbeat_s,
             relayed=lambda: self._relayed(peer),
-            handler=self._handler,
+            handler=self.handler,
             take_revocations=self._take_revocations,
             blame=self.blame,
             on_detach=self._went_down,
@@ -221,7 +221,7 @@ class Links:
         if pem := self._revocations():
             connection.send_revocations(pem)
         try:
-            for seq, frame in self._handler.link_up(peer, connection.remote_has):
+            for seq, frame in self.handler.link_up(peer, connection.remote_has):
                 self.send(peer, seq, frame)
         except Exception as error:  # Its word about our frames is its input.
             self.blame(peer, error)
@@ -320,7 +320,7 @@ class Links:
 
     def _tell_down(self, peer: int, reason: str) -> None:
         try:
-            self._handler.link_down(peer, reason)
+            self.handler.link_down(peer, reason)
         except Exception as error:  # The end of a connection is the doing of its other end, too.
             self.blame(peer, error)
 

@@ -25,7 +25,6 @@ from peer.net import tcp_info
 from peer.net.address import split_address, why_not_bound
 from peer.net.admission import Admission
 from peer.net.connection import Connection
-from peer.net.handler import Handler
 from peer.net.handshake import FAREWELL_S, Handshake, OpenedStream, farewell
 from peer.net.hello import check_identity
 from peer.net.links import Links
@@ -56,11 +55,9 @@ class Listener:
     def __init__(
         self,
         *,
-        me: int,
         links: Links,
         handshake: Handshake,
         admission: Admission,
-        handler: Handler,
         tasks: Tasks,
         dial_timeout_s: float,
         hear: Callable[[int, str], Neighbor | None] | None,
@@ -70,8 +67,8 @@ class Listener:
     ) -> None:
         """`hear` and `device_of` are as for Transport, which `add_neighbor` belongs to; once `is_closing()` everybody
         is sent away."""
-        self._me, self._links, self._handshake, self._admission = me, links, handshake, admission
-        self._handler, self._tasks, self._dial_timeout_s = handler, tasks, dial_timeout_s
+        self._links, self._handshake, self._admission = links, handshake, admission
+        self._tasks, self._dial_timeout_s = tasks, dial_timeout_s
         self._hear, self._add_neighbor, self._is_closing = hear, add_neighbor, is_closing
         self._device_of = device_of
         self._greetings: dict[str, int] = {}
@@ -205,7 +202,7 @@ class Listener:
             neighbor = self._hear(hello.index, hello.name)
         if neighbor is None:
             raise HandshakeRefused(
-                f"peer {hello.index}, {quote(hello.name)}, is no neighbour of peer {self._me}, "
+                f"peer {hello.index}, {quote(hello.name)}, is no neighbour of peer {self._handshake.me}, "
                 f"{quote(self._handshake.info.name)}; compare the graph and the lists of peers"
             )
         self._add_neighbor(neighbor)
@@ -214,7 +211,7 @@ class Listener:
     async def _welcome(self, stream: ServedStream, neighbor: Neighbor, hello: pb.Hello) -> Connection | None:
         """Answer a hello that matches; return the connection, unless another stream of the pair is better."""
         peer, caller = neighbor.index, stream.caller
-        terms, received = self._handshake.terms(hello), self._handler.last_received(peer)
+        terms, received = self._handshake.terms(hello), self._links.handler.last_received(peer)
         try:
             self._handshake.judge_progress(hello, neighbor)
         except StateBehind:

@@ -145,20 +145,16 @@ class Transport:
         self._dialler = Dialler(
             links=self._links,
             handshake=handshake,
-            handler=handler,
             tunnels=self._tunnels,
-            access=security,
             channel_options=self._channel_options,
             dial_timeout_s=options.dial_timeout_s,
             backoff_max_s=options.backoff_max_s,
             is_closing=lambda: self._closing,
         )
         self._listener = Listener(
-            me=me,
             links=self._links,
             handshake=handshake,
             admission=self._admission,
-            handler=handler,
             tasks=self._tasks,
             dial_timeout_s=options.dial_timeout_s,
             hear=hear,
@@ -170,11 +166,8 @@ class Transport:
             admission=self._admission,
             links=self._links,
             revocations=self._revocations,
-            handler=handler,
-            hello=hello,
-            access=security,
+            handshake=handshake,
             dial_timeout_s=options.dial_timeout_s,
-            needed_protocol=needed_protocol,
         )
         for neighbor in neighbors:
             self.add_neighbor(neighbor)

@@ -73,9 +73,7 @@ class Tried(Dialler):
         super().__init__(
             links=cast(Any, links),
             handshake=nothing,
-            handler=nothing,
             tunnels=nothing,
-            access=None,
             channel_options=[],
             dial_timeout_s=PATIENCE_S,
             backoff_max_s=LONGEST_S,
