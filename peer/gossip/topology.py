@@ -28,38 +28,15 @@ from peer.gossip.mixing_matrix import (
 WEIGHT_RULES = ("auto", "uniform", "metropolis", "explicit")
 
 
-class Schedule:
-    """The matrices of a run and the rounds in which each is used. Implements `gossip.base.MixingSchedule`."""
+class Turns:
+    """Mixing matrices, and the rounds in which each is used. Implements `gossip.base.MixingSchedule`."""
 
-    def __init__(self, matrices: Sequence[MixingMatrix], period_rounds: int = 1, name: str = "explicit") -> None:
-        """Let the matrices take turns, each for `period_rounds` rounds. Raises ConfigError for one that may not be
-        used: columns that do not sum to 1, negative or non-finite weights, a peer that keeps nothing."""
-        if not matrices:
-            raise ConfigError("a schedule needs at least one matrix", key="graph.kind")
-        if period_rounds < 1:
-            raise ConfigError("is out of range", key="graph.period", value=period_rounds, valid="1 or more rounds")
+    def __init__(self, matrices: Sequence[MixingMatrix], period_rounds: int = 1) -> None:
+        """Let the matrices take turns, each for `period_rounds` rounds, whatever they hold."""
         self.num_peers = matrices[0].num_peers
-        for number, matrix in enumerate(matrices):
-            if matrix.num_peers != self.num_peers:
-                raise ConfigError("the matrices of a schedule differ in size", key="graph.kind")
-            check_matrix(matrix, f"matrix {number}" if len(matrices) > 1 else "the matrix")
-        self.matrices = tuple(matrices)
-        self.period_rounds = period_rounds
-        self.name = name
-        """The configured kind of graph, for display."""
+        self.matrices, self.period_rounds = tuple(matrices), period_rounds
         self._all_senders: dict[int, tuple[int, ...]] = {}
         self._all_receivers: dict[int, tuple[int, ...]] = {}
-
-    @classmethod
-    def from_matrices(
-        cls, mixing: Sequence[Sequence[Sequence[float]]] | Sequence[Float64Array], period_rounds: int = 1
-    ) -> Schedule:
-        """Return the schedule of dense matrices (a scenario's `mixing`), to the last bit. Raises ConfigError."""
-        dense = [np.array(w, dtype=np.float64) for w in mixing]
-        for number, w in enumerate(dense):
-            if w.ndim != 2 or w.shape[0] != w.shape[1] or w.shape[0] == 0:
-                raise ConfigError(f"matrix {number} has shape {w.shape}, which is not square", key="graph.file")
-        return cls([MixingMatrix.from_dense(w) for w in dense], period_rounds)
 
     def index(self, t: int) -> int:
         """Return which of the matrices round t uses."""
@@ -92,6 +69,36 @@ class Schedule:
         if peer not in self._all_receivers:
             self._all_receivers[peer] = tuple(sorted(set().union(*(m.receivers(peer) for m in self.matrices))))
         return self._all_receivers[peer]
+
+
+class Schedule(Turns):
+    """The matrices of a run and the rounds in which each is used."""
+
+    def __init__(self, matrices: Sequence[MixingMatrix], period_rounds: int = 1, name: str = "explicit") -> None:
+        """Let the matrices take turns, each for `period_rounds` rounds. Raises ConfigError for one that may not be
+        used: columns that do not sum to 1, negative or non-finite weights, a peer that keeps nothing."""
+        if not matrices:
+            raise ConfigError("a schedule needs at least one matrix", key="graph.kind")
+        if period_rounds < 1:
+            raise ConfigError("is out of range", key="graph.period", value=period_rounds, valid="1 or more rounds")
+        for number, matrix in enumerate(matrices):
+            if matrix.num_peers != matrices[0].num_peers:
+                raise ConfigError("the matrices of a schedule differ in size", key="graph.kind")
+            check_matrix(matrix, f"matrix {number}" if len(matrices) > 1 else "the matrix")
+        super().__init__(matrices, period_rounds)
+        self.name = name
+        """The configured kind of graph, for display."""
+
+    @classmethod
+    def from_matrices(
+        cls, mixing: Sequence[Sequence[Sequence[float]]] | Sequence[Float64Array], period_rounds: int = 1
+    ) -> Schedule:
+        """Return the schedule of dense matrices, to the last bit. Raises ConfigError."""
+        dense = [np.array(w, dtype=np.float64) for w in mixing]
+        for number, w in enumerate(dense):
+            if w.ndim != 2 or w.shape[0] != w.shape[1] or w.shape[0] == 0:
+                raise ConfigError(f"matrix {number} has shape {w.shape}, which is not square", key="graph.file")
+        return cls([MixingMatrix.from_dense(w) for w in dense], period_rounds)
 
     @property
     def is_time_varying(self) -> bool:

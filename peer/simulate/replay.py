@@ -34,6 +34,7 @@ from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Node
 from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
 from peer.gossip.pairs.node import PairNode
+from peer.gossip.topology import Turns
 from peer.random import PhiloxSource
 from peer.state.foreign_files import read_json
 from peer.train.momentum import Momentum
@@ -92,7 +93,7 @@ class Scenario:
     x0: Float64Array
     rates: tuple[float, ...]
     """γ of each round (of each event)."""
-    schedule: MatrixSchedule
+    schedule: Turns
     compressor: Compressor
     theta: tuple[float, ...]
     verified: bool
@@ -243,35 +244,6 @@ def _record(result: Trajectory, nodes: Sequence[Algorithm] | Sequence[PairNode])
     result["x"].append([node.x.tolist() for node in nodes])
     result["z"].append([node.model().tolist() for node in nodes])
     result["u"].append([float(node.u) for node in nodes])
-
-
-class MatrixSchedule:
-    """The mixing matrices of a scenario: round t uses `matrices[(t // period) % len(matrices)]`."""
-
-    def __init__(self, matrices: Float64Array, period: int) -> None:
-        self._matrices, self._period = [MixingMatrix.from_dense(w) for w in matrices], period
-
-    @property
-    def num_peers(self) -> int:
-        return self._matrices[0].num_peers
-
-    def at(self, t: int) -> MixingMatrix:
-        return self._matrices[(t // self._period) % len(self._matrices)]
-
-    def weight(self, t: int, receiver: int, sender: int) -> float:
-        return self.at(t).weight(receiver, sender)
-
-    def senders(self, t: int, peer: int) -> tuple[int, ...]:
-        return self.at(t).senders(peer)
-
-    def receivers(self, t: int, peer: int) -> tuple[int, ...]:
-        return self.at(t).receivers(peer)
-
-    def all_senders(self, peer: int) -> tuple[int, ...]:
-        return tuple(sorted({sender for matrix in self._matrices for sender in matrix.senders(peer)}))
-
-    def all_receivers(self, peer: int) -> tuple[int, ...]:
-        return tuple(sorted({receiver for matrix in self._matrices for receiver in matrix.receivers(peer)}))
 
 
 class RecordedSource:
@@ -447,20 +419,20 @@ def _read_layout(read: _Reader, dim: int) -> Layout:
     return layout
 
 
-def _read_schedule(read: _Reader, nodes: int, spec: AlgorithmSpec) -> MatrixSchedule:
+def _read_schedule(read: _Reader, nodes: int, spec: AlgorithmSpec) -> Turns:
     """Return the mixing matrices; algorithms that mix nothing do without."""
     if spec.asynchronous:
         # The events name the pairs that average.
-        return MatrixSchedule(np.full((1, nodes, nodes), 1.0 / nodes), 1)
+        return Turns([MixingMatrix.from_dense(np.full((nodes, nodes), 1.0 / nodes))])
     unused = spec.graph in (GraphNeed.NONE, GraphNeed.COMPLETE, GraphNeed.SERVER)
     if "mixing" not in read.tree and unused:
-        return MatrixSchedule(np.eye(nodes)[np.newaxis], 1)
+        return Turns([MixingMatrix.from_dense(np.eye(nodes))])
     matrices = read.array("mixing", (None, nodes, nodes))
     if not len(matrices):
         raise read.error("mixing", "holds no matrix", valid=f"one or more {nodes} x {nodes} matrices")
     if not unused and (matrices.min() < 0.0 or np.abs(matrices.sum(axis=1) - 1.0).max() > 1e-6):
         raise read.error("mixing", "is not column stochastic", valid="weights of 0 or more, every column summing to 1")
-    return MatrixSchedule(matrices, read.whole("mixing_period", 1, least=1))
+    return Turns([MixingMatrix.from_dense(w) for w in matrices], read.whole("mixing_period", 1, least=1))
 
 
 def _read_compressor(read: _Reader, modulo: bool, rounds: int) -> tuple[Compressor, tuple[float, ...], bool]:

@@ -8,15 +8,17 @@ from peer import compress, wire
 from peer.compress.layout import Layout
 from peer.gossip import build
 from peer.gossip.base import NodeContext
+from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, ModuloOptions
+from peer.gossip.topology import Turns
 from peer.random import PhiloxSource
-from peer.simulate.replay import MatrixSchedule, run_round
+from peer.simulate.replay import run_round
 
 RING3 = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
 
 
 def schedule_of(*matrices, period=1):
-    return MatrixSchedule(np.array(matrices, float), period)
+    return Turns([MixingMatrix.from_dense(np.array(w, float)) for w in matrices], period)
 
 
 def ring(n):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from peer.gossip.drift import DriftCorrection, default_gain
-from peer.simulate.replay import MatrixSchedule
+from peer.gossip.topology import Turns
 from tests.gossip.drive import carry_for, gossip, peers, schedule_of, spread, total, train
 from tests.gossip.scenarios import column_stochastic
 
@@ -52,7 +52,7 @@ def corrections(algorithms):
 @pytest.mark.parametrize(
     "schedule", [schedule_of(directed_ring()), schedule_of(*exponential_in_turn())], ids=["ring", "in turn"]
 )
-def test_all_peers_reach_the_optimum_of_all_where_they_stayed_apart_without(schedule: MatrixSchedule) -> None:
+def test_all_peers_reach_the_optimum_of_all_where_they_stayed_apart_without(schedule: Turns) -> None:
     optimum = targets(schedule.num_peers).mean(axis=0)
     apart = trained(schedule, 0.0)
     together = trained(schedule, 0.01)

@@ -13,10 +13,10 @@ from peer.node.frame_account import decode_from
 from peer.simulate import decoding, virtual_run
 from peer.simulate import run as simulated_run
 from peer.simulate.network import LinkModel
-from peer.simulate.replay import MatrixSchedule
 from peer.simulate.rounds import Simulator
 from peer.simulate.run import run
 from peer.train import stacked
+from tests.gossip.drive import schedule_of
 from tests.gossip.scenarios import doubly_stochastic
 
 SMALL = ("training.task=clusters", "training.task_options.hidden=8", "training.task_options.samples=400")
@@ -212,7 +212,7 @@ def test_a_sample_of_many_peers_says_how_close_its_mean_is(monkeypatch):
 
 def test_a_doubly_stochastic_schedule_of_a_scenario_has_sparse_rows():
     w = doubly_stochastic(np.random.default_rng(1), 6)
-    schedule = MatrixSchedule(np.array([w, np.eye(6)]), 2)
+    schedule = schedule_of(w, np.eye(6), period=2)
     assert np.array_equal(schedule.at(1).dense(), w)
     assert schedule.senders(2, 0) == ()
     assert schedule.all_senders(0) == tuple(np.flatnonzero(w[0] * (1 - np.eye(6)[0])))
