@@ -16,7 +16,7 @@ from peer.errors import StateError
 
 if TYPE_CHECKING:
     from peer.trackers.follow import Follower
-    from peer.trackers.tracker import Tracker
+    from peer.trackers.kinds import Tracker
 
 _POLL_S = 1.0
 
@@ -59,8 +59,7 @@ def track(directory: Path, kinds: tuple[str, ...], every: int, follow: bool, as_
       sotto lab track runs/digits --to trackio --follow
     """
     from peer.trackers.follow import Follower
-    from peer.trackers.kinds import KINDS, open_tracker, require
-    from peer.trackers.tracker import Run
+    from peer.trackers.kinds import KINDS, Run, open_tracker, require
 
     for kind in kinds:
         require(kind)
