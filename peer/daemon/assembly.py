@@ -28,7 +28,7 @@ from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes import notes
 from peer.daemon.notes.class_votes import ClassVotes
-from peer.daemon.notes.data_check import DataCheck
+from peer.daemon.notes.data_check import DataCheck, data_digest
 from peer.daemon.notes.divergence import Divergence, advice
 from peer.daemon.notes.evaluations import Evaluations, OwnEvaluation, SampleCounts
 from peer.daemon.notes.releases import Releases
@@ -63,7 +63,6 @@ from peer.protocol import ADMITS, AVERAGE, EQUALITY, GROUNDED, OLDEST
 from peer.run.plan import unreachable_pairs, why_no_average
 from peer.state.admission_log import AdmissionLog
 from peer.state.metrics import EvaluationRecord
-from peer.train.data_digest import data_digest
 from peer.train.local_step import Split, Trainer
 from peer.train.partition import Manifest
 

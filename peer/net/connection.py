@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from peer.net import tcp_info
 from peer.net.chunks import Cutter
 from peer.net.counters import LinkCounters
 from peer.net.handler import Handler
@@ -23,7 +24,6 @@ from peer.net.liveness import Liveness
 from peer.net.outbox import REVOKED_TOPIC, Outbox
 from peer.net.receipts import Receipts
 from peer.net.rpc import StreamLost
-from peer.net.socket_meter import SocketMeter
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.rate_limits import Allowance
@@ -290,3 +290,30 @@ class Connection:
             self._outbox.push_heartbeat()
             self._wake.set()
         self._tick_timer = self._loop.call_later(self._liveness.tick_s, self._watch)
+
+
+class SocketMeter:
+    """Reads the counters of one connection."""
+
+    def __init__(self, socket: tcp_info.Connection | None, relayed: Callable[[], tuple[int, int] | None]) -> None:
+        """`socket` is None where it is not known. `relayed` returns the bytes to and from the neighbour through a relay
+        since this process began, None if nothing did."""
+        self._socket, self._relayed = socket, relayed
+        self._tcp = None if socket is None else socket.counters()
+        self._relayed_before = relayed() or (0, 0)
+
+    def update(self, counters: LinkCounters) -> None:
+        """Bring the counters of the socket up to date; those of a closed one keep their last values."""
+        if self._socket is None:
+            if (relayed := self._relayed()) is not None:
+                # The bytes that a socket to the neighbour would have carried.
+                counters.socket_bytes_sent = relayed[0] - self._relayed_before[0]
+                counters.socket_bytes_received = relayed[1] - self._relayed_before[1]
+            return
+        self._tcp = self._socket.counters() or self._tcp
+        if self._tcp is not None:
+            counters.socket_bytes_sent = self._tcp.bytes_sent
+            counters.socket_bytes_received = self._tcp.bytes_received
+            counters.packet_bytes_sent = self._tcp.packet_bytes_sent
+            counters.packet_bytes_received = self._tcp.packet_bytes_received
+            counters.retransmitted_bytes = self._tcp.bytes_retransmitted

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,12 +31,11 @@ from peer.net.handler import Handler
 from peer.net.handshake import OpenedStream
 from peer.net.hello import Terms
 from peer.net.inbox import LinkLimits, new_pace
-from peer.net.link_log import LinkLog
 from peer.net.neighbor import Neighbor
 from peer.net.offences import Offences, advice
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
-from peer.rate_limits import Allowance
+from peer.rate_limits import Allowance, Complaints
 from peer.wire.start_model import OTHER_BUFFERS
 
 log = logging.getLogger(__name__)
@@ -328,3 +328,21 @@ class Links:
 def _cannot_be_handled(error: Exception) -> str:
     """Return the other end's sentence about an unexpected error, whose own text may name files of ours."""
     return f"this peer cannot handle what it sent ({type(error).__name__})"
+
+
+_LINES_PER_MINUTE = 20
+
+
+class LinkLog:
+    """Logs events on the links of one peer, at most 20 lines at once and per minute about each neighbour."""
+
+    def __init__(self) -> None:
+        self._budgets: dict[int, Complaints] = {}
+
+    def write(self, logger: logging.Logger, level: int, peer: int, line: str, *values: object) -> None:
+        """Log a line about a neighbour, unless there were too many about it; those left out are counted."""
+        now = time.monotonic()
+        budget = self._budgets.setdefault(peer, Complaints(per_minute=_LINES_PER_MINUTE, now=now))
+        more = budget.worth_a_line(now)
+        if more is not None:
+            logger.log(level, line + "%s", *values, more)

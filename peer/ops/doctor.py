@@ -13,6 +13,7 @@ import datetime
 import errno
 import shutil
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass, field
@@ -26,7 +27,6 @@ from peer.net.address import is_private, split_address, why_not_bound
 from peer.net.answers import EXAMINED
 from peer.net.control import call_control
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo, differing_settings
-from peer.net.path_mtu import path_mtu
 from peer.net.security.credentials import Access, Credentials, TokenAccess, load_credentials
 from peer.net.transport import Transport
 from peer.net.tunnels import make_socket_folder
@@ -446,3 +446,27 @@ async def _answer(config: Config, security: Access | None) -> AsyncIterator[None
         yield
     finally:
         await transport.close("sotto doctor is done")
+
+
+# linux/in.h and linux/in6.h; Python has no names for them.
+_IP_MTU = 14
+_IPV6_MTU = 24
+
+
+def path_mtu(host: str, port: int) -> int | None:
+    """Return the path MTU towards `host` in bytes, IP header included; None if it is not known here.
+
+    It is that of the first interface until a router on the way has asked for less. Sends nothing.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.connect(address)
+            if family == socket.AF_INET6:
+                return sock.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU)
+            return sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+    except OSError:
+        return None

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 from peer.errors import StateError
 from peer.files import write_whole
 from peer.records import ACCURACY, Criterion
 from peer.report import blocks
-from peer.report.blocks import MOST_ROWS, Block, Missing, Remark, Section, Table
+from peer.report.blocks import MOST_ROWS, Block, Drawing, Missing, Remark, Section, Table
 from peer.report.curves import MOST_PEERS, figure_charts, gone_peers, health_charts, loss_charts
-from peer.report.drawing import inline_drawing
 from peer.report.line_chart import Chart
 from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times, when
 from peer.report.page import document
@@ -364,3 +364,41 @@ def _machine(data: RunData) -> list[Block]:
     if data.summary is None or not data.summary.machine:
         return [Missing("The machine was not recorded.")]
     return [Remark("Bit identity is promised for equal machines."), blocks.Definitions(data.summary.machine)]
+
+
+_NAMESPACE = "{http://www.w3.org/2000/svg}"
+_SHAPES = ("g", "path", "polygon", "circle", "text")
+_ATTRIBUTES = frozenset(
+    ("class", "transform", "d", "points", "cx", "cy", "r", "x", "y", "stroke-width", "font-size")
+)  # fmt: skip
+
+
+_DEPTH = 8
+"""Deepest nesting of shapes; a drawing of a graph has two levels."""
+
+
+def inline_drawing(svg: bytes, label: str) -> Drawing | None:
+    """Return the permitted parts of a drawing of `graph_view.svg`; None if the bytes are no such drawing.
+
+    Only shapes and text pass, with attributes that place them; style sheets, scripts, links and images do not.
+    """
+    try:
+        root = ElementTree.fromstring(svg)
+        width, height = (float(root.get(side, "")) for side in ("width", "height"))
+    except (ElementTree.ParseError, ValueError):
+        return None
+    if root.tag != f"{_NAMESPACE}svg":
+        return None
+    kept = ElementTree.Element("svg")
+    _copy(root, kept, _DEPTH)
+    return Drawing(label, width, height, kept)
+
+
+def _copy(source: ElementTree.Element, target: ElementTree.Element, depth: int) -> None:
+    for child in source if depth else ():
+        shape = str(child.tag).removeprefix(_NAMESPACE)
+        if shape in _SHAPES:
+            attributes = {name: value for name, value in child.attrib.items() if name in _ATTRIBUTES}
+            added = ElementTree.SubElement(target, shape, attributes)
+            added.text = child.text
+            _copy(child, added, depth - 1)

@@ -7,7 +7,9 @@ that lies here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,6 @@ from peer.run.plan import build_schedule
 from peer.state.metrics import EvaluationRecord, Summary
 from peer.watch.edges import Edges, planned
 from peer.watch.figures import Figures, MetricsFiles, compared_by
-from peer.watch.logs import Logs
 from peer.watch.snapshot import EdgeView, PeerView, Snapshot
 
 
@@ -327,3 +328,35 @@ def _of_peer(file: Path) -> Observer:
     index = config.peer.index
     member = Member(index, config.peers[index].name, config, file.parent, index, file.parent / "collected")
     return Observer("peer", [member], None)
+
+
+MOST_LINES = 200
+_FIRST_BYTES = 4096
+_MOST_BYTES = 65_536
+"""Most bytes of one log in one look; a log that grows faster is read at its end."""
+
+
+class Logs:
+    """Reads additions to some files."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        """`files` are by name of the peer."""
+        self._files = files
+        self._places: dict[str, int] = {}
+        self.lines: deque[tuple[str, str]] = deque(maxlen=MOST_LINES)
+        """(peer, line), the newest last."""
+
+    def read(self) -> None:
+        """Take the lines that were added since the last call."""
+        for name, file in self._files.items():
+            with contextlib.suppress(OSError), open(file, "rb") as opened:
+                size = opened.seek(0, 2)
+                place = self._places.get(name)
+                if place is None or place > size:  # The first look; or somebody made it shorter.
+                    place = max(0, size - _FIRST_BYTES)
+                cut = max(place, size - _MOST_BYTES)
+                opened.seek(cut)
+                whole, newline, _ = opened.read(size - cut).rpartition(b"\n")
+                self._places[name] = cut + len(whole) + len(newline)
+                lines = whole.decode(errors="replace").splitlines() if newline else []
+                self.lines.extend((name, printable(line)) for line in lines if line.strip())

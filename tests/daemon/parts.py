@@ -9,7 +9,7 @@ from peer.daemon.neighbors import Neighbors
 from peer.daemon.traffic import Traffic
 from peer.gossip.membership import ChangeKind
 from peer.net.counters import LinkCounters
-from peer.net.link_log import LinkLog
+from peer.net.links import LinkLog
 from peer.net.offences import Offences
 from peer.net.transport import Transport
 from peer.protocol import OLDEST

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from peer.gossip.deadlines import ENOUGH, SLACK_S, WINDOW, Deadlines
+from peer.gossip.late_neighbors import ENOUGH, SLACK_S, WINDOW, Deadlines
 
 
 def learned(*lateness: float, limit_s: float = 2.0) -> Deadlines:

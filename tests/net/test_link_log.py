@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from peer.net.link_log import LinkLog
+from peer.net.links import LinkLog
 
 
 def test_each_neighbour_has_a_budget(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.net.path_mtu import path_mtu
+from peer.ops.doctor import path_mtu
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")

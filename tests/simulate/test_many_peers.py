@@ -10,8 +10,9 @@ import pytest
 from peer.config import options as configuration
 from peer.gossip.shared_copies import SharedCopies
 from peer.node.frame_account import decode_from
-from peer.simulate import decoding, virtual_run
+from peer.simulate import rounds as in_rounds
 from peer.simulate import run as simulated_run
+from peer.simulate import virtual_run
 from peer.simulate.network import LinkModel
 from peer.simulate.rounds import Simulator
 from peer.simulate.run import run
@@ -123,7 +124,7 @@ def test_a_frame_is_decoded_once_for_all_its_receivers(monkeypatch):
         decoded.append((sender, frame))
         return decode_from(sender, frame, *more, **named)
 
-    monkeypatch.setattr(decoding, "decode_from", counting)
+    monkeypatch.setattr(in_rounds, "decode_from", counting)
     simulation = simulator(*REPLICAS[0])
     models(simulation)
     # To the receiver of the round a frame with weight, to the others one without.
@@ -138,7 +139,7 @@ def test_codes_told_against_different_messages_are_decoded_apart():
     more = {"links": LinkModel(rate_kbit_s=40.0, latency_s=0.2), "step_s": 0.1, "slow": {2: 7.0}}
     together = models(simulator(*settings, rounds=10, **more))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "KEPT", 0)
+        patch.setattr(in_rounds, "KEPT", 0)
         assert models(simulator(*settings, rounds=10, **more)) == together
 
 

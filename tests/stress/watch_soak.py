@@ -30,7 +30,7 @@ from peer.config.options import load
 from peer.config.writer import write_resolved
 from peer.state.metrics import ConsensusRecord, MetricsStore
 from peer.watch.feed import MOST_EVENTS
-from peer.watch.logs import MOST_LINES
+from peer.watch.observer import MOST_LINES
 from tests.report.sample_run import evaluation, round_record
 
 _WARM_SHARE = 0.2

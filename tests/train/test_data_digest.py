@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from peer.daemon.notes.data_check import DIGEST_BYTES, data_digest
 from peer.train.data import TensorData
-from peer.train.data_digest import DIGEST_BYTES, data_digest
 
 POINTS = torch.randn(100, 3, generator=torch.Generator().manual_seed(1)) + 5
 LABELS = torch.arange(100) % 4

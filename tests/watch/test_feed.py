@@ -13,8 +13,7 @@ import pytest
 from peer.errors import StateError
 from peer.watch import feed as feeds
 from peer.watch.feed import MOST_EVENTS, Feed
-from peer.watch.logs import MOST_LINES, Logs
-from peer.watch.observer import Observer, open_observer
+from peer.watch.observer import MOST_LINES, Logs, Observer, open_observer
 from peer.watch.snapshot import PeerView, Snapshot
 
 

@@ -1,7 +1,8 @@
 """The folder of a sweep: computes the cells that are missing, merges shards, and writes tables.
 
 Each cell has a file of its own, written when the cell ends. An interrupted sweep therefore continues with its missing
-cells, several processes may work on one folder, and folders written elsewhere are merged by copying.
+cells, several processes may work on one folder, and folders written elsewhere are merged by copying. A cell is a
+simulated run, from a text to a text, so that it can be computed anywhere.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from peer.errors import SottoError, StateError
+from peer.config.options import load
+from peer.errors import DivergenceError, SottoError, StateError
 from peer.files import write_whole
-from peer.lab.grid import Files, aligned
-from peer.lab.sweep.cell import Cell, request, simulate
-from peer.lab.sweep.sweep import Planned, Sweep, cells
+from peer.lab.grid import FileRow, Files, aligned
+from peer.lab.sweep.sweep import Planned, Sweep, cells, describe
 from peer.ops.executors import ALL, Computing, Shard
 from peer.report.numbers import duration, percent, size
+from peer.run.plan import algorithm_spec
+from peer.simulate import run as simulator
+from peer.state.metrics import Summary
 
 
 class SweepFolder:
@@ -113,3 +117,67 @@ def _outcome(cell: Cell) -> str:
     worst = cell.result["worst_accuracy"]
     found = "" if worst is None else f"worst peer {100 * worst:.1f} %, "
     return f"{found}{duration(cell.seconds)}"
+
+
+_FIGURES = (
+    "completed_rounds", "averaged_accuracy", "worst_accuracy", "averaged_metrics", "worst_metrics",
+    "consensus_distance", "payload_bytes", "frame_bytes", "bits_per_parameter",
+)  # fmt: skip
+"""Figures of a run's summary that depend on the configuration alone, not on the machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(FileRow):
+    """The outcome of one cell."""
+
+    contender: str
+    values: dict[str, str | int | float | bool]
+    seed: int
+    result: dict[str, Any]
+    """`ended` and the figures of the summary; the same wherever it is computed."""
+    seconds: float
+    """Duration of the computation."""
+
+    indent = None
+
+    def difference(self, other: Self) -> str | None:
+        """Name the figures that depend on the machine, where they must not. The duration may differ."""
+        if self.result == other.result:
+            return None
+        differing = [name for name in other.result if other.result[name] != self.result.get(name)]
+        return (
+            f"differ in {', '.join(differing)}: {describe(self.contender, self.values, self.seed)} was computed with "
+            "different versions or processors; move one of the files away"
+        )
+
+
+def request(planned: Planned, sweep: Sweep) -> tuple[str, int, bool]:
+    """Return the arguments for `simulate`."""
+    return json.dumps(planned.overrides), sweep.peers, sweep.stacked
+
+
+def simulate(overrides: str, num_peers: int, stacked: bool) -> str:
+    """Return JSON: `result` and `seconds`, or `failed` with a sentence. Relative paths start in the working folder of
+    the computing process."""
+    started = time.monotonic()
+    try:
+        result = _result(json.loads(overrides), num_peers, stacked)
+    except SottoError as error:
+        return json.dumps({"failed": str(error)})
+    return json.dumps({"result": result, "seconds": time.monotonic() - started})
+
+
+def _result(overrides: list[str], num_peers: int, stacked: bool) -> dict[str, Any]:
+    config = load(environment={}, overrides=overrides)
+    stacked = stacked and not algorithm_spec(config).asynchronous
+    try:
+        summary = simulator.run(config, Path(), num_peers=num_peers, stacked=stacked, baseline=False).summary
+    except DivergenceError as error:
+        return {"ended": f"diverged: {error}"}
+    return {"ended": summary.ended, **figures(summary)}
+
+
+def figures(summary: Summary) -> dict[str, Any]:
+    """Return the figures of a summary that a sweep keeps."""
+    document = summary.document()
+    return {name: document[name] for name in _FIGURES}
