@@ -25,7 +25,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -256,7 +256,7 @@ def tune(
     config, _ = settle_precision(config, base, num_peers)
     deadline = math.inf if budget_s is None else started + budget_s
     simulated = _Simulated(config, base, num_peers, deadline=deadline, stop=stop or threading.Event(), clock=clock)
-    found = search(
+    found = Search(
         simulated,
         averaging_rate=(
             run_plan.averaging_rate(config) if run_plan.algorithm_spec(config).uses_averaging_rate else None
@@ -271,46 +271,11 @@ def tune(
         clock=clock,
         prepare=None if computing is None else partial(simulated.prepare, computing),
         at_once=1 if computing is None else computing.at_once,
-    )
+    ).find()
     found = replace(found, criterion=simulated.criterion)
     # One process that sees as many samples as all peers takes no longer than they do together.
     fits = clock() + found.best.seconds <= deadline
     return simulated.compared(found) if fits and found.ended != "stopped" else found
-
-
-def search(
-    run: Run,
-    *,
-    averaging_rate: float | None,
-    learning_rate: float,
-    rounds: int,
-    trials: int,
-    budget_s: float | None = None,
-    reserved_runs: float = 0.0,
-    on_trial: Callable[[Trial, int], None] | None = None,
-    stop: threading.Event | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    prepare: Prepare | None = None,
-    at_once: int = 1,
-) -> Tuning:
-    """Return the best safe point around the given rates; `run` tries one. Without `averaging_rate` only γ varies.
-
-    Repetitions leave as much of the budget unused as `reserved_runs` of the longest runs take. `prepare` is told of up
-    to `at_once` runs before `run` is called for each of them.
-    """
-    if trials < 3:
-        raise ConfigError("is too small", key="--trials", value=trials, valid="3 or more")
-    grid = _Grid(averaging_rate, learning_rate)
-    state = _Search(run, grid, rounds, trials, budget_s, reserved_runs, on_trial, stop, clock, prepare, at_once)
-    try:
-        state.screen()
-        state.shorten_list()
-        state.fit_climb()
-        state.climb()
-        state.use_the_rest()
-    except _OutOfBudget as reason:
-        state.ended = reason.ended
-    return state.result()
 
 
 def write(path: Path, tuning: Tuning) -> None:
@@ -382,19 +347,25 @@ class _Grid:
 
 
 @dataclass
-class _Search:
-    """The stages and their findings so far."""
+class Search:
+    """The search for the best safe point around the given rates: its limits, and the findings of its stages."""
 
     run: Run
-    grid: _Grid
+    """Tries one point."""
+    _: KW_ONLY
+    averaging_rate: float | None
+    """None: only γ varies."""
+    learning_rate: float
     rounds: int
-    num_trials: int
-    budget_s: float | None
-    reserved_runs: float
-    on_trial: Callable[[Trial, int], None] | None
-    stop: threading.Event | None
-    clock: Callable[[], float]
+    trials: InitVar[int]
+    budget_s: float | None = None
+    reserved_runs: float = 0.0
+    """Repetitions leave as much of the budget unused as so many of the longest runs take."""
+    on_trial: Callable[[Trial, int], None] | None = None
+    stop: threading.Event | None = None
+    clock: Callable[[], float] = time.monotonic
     prepare: Prepare | None = None
+    """Told of up to `at_once` runs before `run` is called for each of them."""
     at_once: int = 1
     ended: Literal["done", "trials used up", "time used up", "stopped"] = "done"
     found: dict[tuple[Point, int], Trial] = field(default_factory=dict)
@@ -409,14 +380,28 @@ class _Search:
     safe: set[Point] = field(default_factory=set)
     lost: set[Point] = field(default_factory=set)
     """Points that diverged with another seed."""
-    trials: list[Trial] = field(default_factory=list)
+    tried: list[Trial] = field(default_factory=list)
     """All trials, in the order in which they ran."""
     reserved_s: float = 0.0
     """Part of the budget for work after the search."""
 
-    def __post_init__(self) -> None:
-        self.started = self.clock()
-        self.full = self.rounds
+    def __post_init__(self, trials: int) -> None:
+        if trials < 3:
+            raise ConfigError("is too small", key="--trials", value=trials, valid="3 or more")
+        self.num_trials, self.started, self.full = trials, self.clock(), self.rounds
+        self.grid = _Grid(self.averaging_rate, self.learning_rate)
+
+    def find(self) -> Tuning:
+        """Return the best safe point."""
+        try:
+            self.screen()
+            self.shorten_list()
+            self.fit_climb()
+            self.climb()
+            self.use_the_rest()
+        except _OutOfBudget as reason:
+            self.ended = reason.ended
+        return self.result()
 
     def length(self, part: float) -> int:
         """Return so much of the longest runs, in rounds."""
@@ -429,7 +414,7 @@ class _Search:
         return self.found[point, rounds]
 
     def _run(self, point: Point, rounds: int, repeat: int) -> Trial:
-        if len(self.trials) >= self.num_trials:
+        if len(self.tried) >= self.num_trials:
             raise _OutOfBudget("trials used up")
         if self._left_s() <= self.reserved_s:
             raise _OutOfBudget("time used up")
@@ -438,9 +423,9 @@ class _Search:
             raise _OutOfBudget("stopped")
         if trial.verdict == "cut off":
             raise _OutOfBudget("time used up")
-        self.trials.append(trial)
+        self.tried.append(trial)
         if self.on_trial is not None:
-            self.on_trial(trial, len(self.trials))
+            self.on_trial(trial, len(self.tried))
         return trial
 
     def _spent(self) -> float:
@@ -463,7 +448,7 @@ class _Search:
 
     def _prepare(self, points: Sequence[Point], rounds: int) -> None:
         """Let those of some points that have to be run be computed at once."""
-        new = [point for point in points if (point, rounds) not in self.found][: self.num_trials - len(self.trials)]
+        new = [point for point in points if (point, rounds) not in self.found][: self.num_trials - len(self.tried)]
         if self.prepare is not None and len(new) > 1:
             self.prepare([(*self.grid.rates(point), rounds, 0) for point in new])
 
@@ -484,7 +469,7 @@ class _Search:
             self._try_all(some, rounds)
         for _ in range(2 * _GROW_AT_MOST):
             best = self._best(rounds)
-            if len(self.trials) >= self.num_trials * 3 // 4 or self._spent() > SCREENED:
+            if len(self.tried) >= self.num_trials * 3 // 4 or self._spent() > SCREENED:
                 return
             if best is None:
                 # All of them diverged: only a smaller γ can help.
@@ -573,7 +558,7 @@ class _Search:
         """Return about how many seconds a run takes beside its rounds, and for each round."""
         medians = {}
         # The first run also loads data and libraries.
-        trials = self.trials[1:] or self.trials
+        trials = self.tried[1:] or self.tried
         for length in {trial.rounds for trial in trials}:
             seconds = sorted(t.seconds for t in trials if t.rounds == length and t.verdict == "held")
             if seconds:
@@ -652,7 +637,7 @@ class _Search:
                     repeats=self._worst(best, rounds),
                     next_best=None if second is None else self.found[second, rounds],
                     next_best_repeats=() if second is None else self._worst(second, rounds),
-                    trials=tuple(self.trials),
+                    trials=tuple(self.tried),
                     seconds=self.clock() - self.started,
                 )
         if not self.found:

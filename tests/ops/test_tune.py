@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,13 @@ from peer.config.options import Config
 from peer.config.precision_choice import PrecisionChoice
 from peer.errors import ConfigError, DivergenceError
 from peer.ops.executors import Computing
-from peer.ops.tune import MOST_SEEDS, Run, Trial, Tuning, gain_of, search, tune, with_rates, write
+from peer.ops.tune import MOST_SEEDS, Run, Search, Trial, Tuning, gain_of, tune, with_rates, write
 from peer.records import Better, Criterion
 from peer.run import setup as run_setup
+
+
+def search(run: Run, **limits: Any) -> Tuning:
+    return Search(run, **limits).find()
 
 
 def landscape(
