@@ -1,14 +1,15 @@
 """The parts that models are built of, in either precision: a model is defined once, with the parts handed in.
 
-`FullPrecision` makes ordinary torch modules, `EightBit` the layers of `peer.train.eight_bit`. Parameters have equal
-names, shapes, order and initial values in both, so that the vector x, checkpoints and exported models fit either.
+`FULL_PRECISION` makes ordinary torch modules, and is the default of an argument `layers`; `EIGHT_BIT` makes the layers
+of `peer.train.eight_bit`. Parameters have equal names, shapes, order and initial values in both, so that the vector x,
+checkpoints and exported models fit either.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -21,20 +22,23 @@ Modules: TypeAlias = Mapping[str, nn.Module]
 """Modules by the names that their parameters get."""
 
 
-class Layers(Protocol):
-    """A factory of layers. Its products are opaque until `network` makes a computing module of them."""
+class Layers:
+    """A factory of layers. Its products are opaque until `network` makes a computing module of them.
+
+    This one makes ordinary torch modules, in float32: the default of an argument `layers`.
+    """
 
     def linear(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Module:
         """Return a linear layer over the last dimension, with parameters `weight` and `bias` as `nn.Linear`."""
-        ...
+        return nn.Linear(inputs, outputs, bias=bias)
 
     def relu(self) -> nn.Module:
         """max(x, 0), of any shape."""
-        ...
+        return nn.ReLU()
 
     def flatten(self) -> nn.Module:
         """[b, ...] → [b, n]."""
-        ...
+        return nn.Flatten()
 
     def conv_unit(
         self,
@@ -52,96 +56,50 @@ class Layers(Protocol):
         With a norm the convolution has no bias, and the parameters are `conv.weight` and `norm.…`; norms that are
         activations take the place of the ReLU. Without a norm they are `weight` and `bias`, which starts at 0.
         """
-        ...
+        shape = {"kernel": kernel, "stride": stride, "groups": groups, "activate": activate}
+        return self._convolution(inputs, outputs, norm, shape)
+
+    def _convolution(self, inputs: int, outputs: int, norm: Norm | None, shape: Mapping[str, Any]) -> nn.Module:
+        if norm is None:
+            return RectifiedConv(inputs, outputs, **shape)
+        return ConvUnit(inputs, outputs, norm=norm, **shape)
 
     def max_pool(self, kernel: int, *, stride: int | None = None, padding: int = 0) -> nn.Module:
         """The largest of kernel × kernel pixels; `stride` is `kernel` unless given."""
-        ...
+        return nn.MaxPool2d(kernel, stride, padding)
 
     def average_pool(self) -> nn.Module:
         """The means of channels: [b, c, h, w] → [b, c]."""
-        ...
+        return AveragePool()
 
     def residual(self, main: Modules, shortcut: nn.Module | None, *, activate: bool) -> nn.Module:
         """Return the modules `main` one after the other, under their names, plus `shortcut` of the same input, under
         that name (the input itself if None), and a ReLU of the sum if `activate`."""
-        ...
+        return Residual(main, shortcut, activate=activate)
 
     def token_embedding(self, vocabulary: int, positions: int, width: int) -> nn.Module:
         """Pieces int64[b, n], 0 being padding, → the normalised sum of the vectors of piece and position, and with it
         which pieces are padding; parameters are named as in DistilBERT."""
-        ...
-
-    def transformer_block(self, width: int, heads: int, hidden: int) -> nn.Module:
-        """Attention and two linear layers on [b, n, width], with padding; parameters are named as in DistilBERT."""
-        ...
-
-    def first_token(self) -> nn.Module:
-        """The vector of the first piece: [b, n, d] → [b, d]."""
-        ...
-
-    def sequential(self, modules: Modules) -> nn.Module:
-        """Return the modules one after the other, to be a part of a network."""
-        ...
-
-    def network(self, modules: Modules) -> nn.Module:
-        """Return the modules one after the other as a whole model: float32 (or token numbers) in, float32 out."""
-        ...
-
-
-class FullPrecision:
-    """The layers of a model in float32, ordinary torch modules: the default of an argument `layers`."""
-
-    def linear(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Module:
-        return nn.Linear(inputs, outputs, bias=bias)
-
-    def relu(self) -> nn.Module:
-        return nn.ReLU()
-
-    def flatten(self) -> nn.Module:
-        return nn.Flatten()
-
-    def conv_unit(
-        self,
-        inputs: int,
-        outputs: int,
-        *,
-        kernel: int = 3,
-        stride: int = 1,
-        groups: int = 1,
-        norm: Norm | None = None,
-        activate: bool = True,
-    ) -> nn.Module:
-        if norm is None:
-            return RectifiedConv(inputs, outputs, kernel=kernel, stride=stride, groups=groups, activate=activate)
-        return ConvUnit(inputs, outputs, kernel=kernel, stride=stride, groups=groups, norm=norm, activate=activate)
-
-    def max_pool(self, kernel: int, *, stride: int | None = None, padding: int = 0) -> nn.Module:
-        return nn.MaxPool2d(kernel, stride, padding)
-
-    def average_pool(self) -> nn.Module:
-        return AveragePool()
-
-    def residual(self, main: Modules, shortcut: nn.Module | None, *, activate: bool) -> nn.Module:
-        return Residual(main, shortcut, activate=activate)
-
-    def token_embedding(self, vocabulary: int, positions: int, width: int) -> nn.Module:
         return TokenEmbedding(vocabulary, positions, width)
 
     def transformer_block(self, width: int, heads: int, hidden: int) -> nn.Module:
+        """Attention and two linear layers on [b, n, width], with padding; parameters are named as in DistilBERT."""
         return TransformerBlock(width, heads, hidden)
 
     def first_token(self) -> nn.Module:
+        """The vector of the first piece: [b, n, d] → [b, d]."""
         return FirstToken()
 
     def sequential(self, modules: Modules) -> nn.Module:
+        """Return the modules one after the other, to be a part of a network."""
         return nn.Sequential(OrderedDict(modules))
 
     def network(self, modules: Modules) -> nn.Module:
+        """Return the modules one after the other as a whole model: float32 (or token numbers) in, float32 out."""
         return self.sequential(modules)
 
 
-class EightBit:
+class _EightBit(Layers):
     """Layers that compute in 8 bits."""
 
     def linear(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Module:
@@ -153,24 +111,10 @@ class EightBit:
     def flatten(self) -> nn.Module:
         return eight_bit.Flatten()
 
-    def conv_unit(
-        self,
-        inputs: int,
-        outputs: int,
-        *,
-        kernel: int = 3,
-        stride: int = 1,
-        groups: int = 1,
-        norm: Norm | None = None,
-        activate: bool = True,
-    ) -> nn.Module:
+    def _convolution(self, inputs: int, outputs: int, norm: Norm | None, shape: Mapping[str, Any]) -> nn.Module:
         if norm is None:
-            return eight_bit.RectifiedConv(
-                inputs, outputs, kernel=kernel, stride=stride, groups=groups, activate=activate
-            )
-        return eight_bit.ConvUnit(
-            inputs, outputs, kernel=kernel, stride=stride, groups=groups, norm=norm, activate=activate
-        )
+            return eight_bit.RectifiedConv(inputs, outputs, **shape)
+        return eight_bit.ConvUnit(inputs, outputs, norm=norm, **shape)
 
     def max_pool(self, kernel: int, *, stride: int | None = None, padding: int = 0) -> nn.Module:
         return eight_bit.MaxPool(kernel, stride=stride, padding=padding)
@@ -198,8 +142,8 @@ class EightBit:
         return eight_bit.Network(_eight_bit(modules))
 
 
-FULL_PRECISION: Layers = FullPrecision()
-EIGHT_BIT: Layers = EightBit()
+FULL_PRECISION: Layers = Layers()
+EIGHT_BIT: Layers = _EightBit()
 
 
 def _eight_bit(modules: Modules) -> dict[str, eight_bit.Layer]:
