@@ -328,6 +328,12 @@ class Algorithm(ABC):
         self.left_out: frozenset[int] = frozenset()
         """Receivers that get no weight in the coming round, or the one under way; this peer keeps it. Only with
         push-sum, where a column is its sender's own. Set before `begin`."""
+        self._t, self._u_sent = -1, 1.0
+        """The round under way or over, and the push-sum weight that its messages told."""
+        self._own: Payload = ()
+        """What this peer sent in it."""
+        self._heard: Mapping[int, Message] = {}
+        """The messages that it was mixed with."""
 
     def model(self) -> FloatArray:
         """Return z, the de-biased model to train on, evaluate and export. The caller must not write to it."""

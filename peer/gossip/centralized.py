@@ -63,8 +63,7 @@ class AllReduce(Algorithm):
         super().__init__(node, x0)
         self._momentum = node.momentum()
         self._others: tuple[int, ...] = ()
-        self._t, self._rate = -1, 0.0
-        self._own: Payload = ()
+        self._rate = 0.0
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self._t, self._rate = t, rate
@@ -145,8 +144,7 @@ class ParameterServer(Algorithm):
         self._model_grid: Compressor | None
         self._gradient_grid: Compressor | None
         self._model_grid, self._gradient_grid = _grids(node)
-        self._t, self._rate, self._pulling = -1, 0.0, False
-        self._own: Payload = ()
+        self._rate, self._pulling = 0.0, False
 
     @property
     def is_server(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress.payload import FloatArray, Payload
+from peer.compress.payload import FloatArray
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
 from peer.gossip.mixing import (
     add_neighbours_,
@@ -52,9 +52,6 @@ class D2(Algorithm):
         super().__init__(node, x0)
         self.last_step = self.x.copy()
         """x₋₁ − γ₋₁ g₋₁: the two memories of D² enter as this difference only, so that one vector holds both."""
-        self._t = -1
-        self._own: Payload = ()
-        self._heard: Mapping[int, Message] = {}
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self.x, self.last_step = half_step_(self.x, self.last_step, gradient, rate)

@@ -64,8 +64,6 @@ class DeepSqueeze(Algorithm):
         super().__init__(node, x0)
         self.error_memory = np.zeros_like(self.x)
         self._held = HeldBack()
-        self._t = -1
-        self._own: Payload = ()
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -rate, gradient)
@@ -126,10 +124,6 @@ class SparsePush(Algorithm):
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         self.error_memory = np.zeros_like(self.x)
-        self._t = -1
-        self._own: Payload = ()
-        self._u_sent = 1.0
-        self._heard: Mapping[int, Message] = {}
 
     def averaging_rate(self, t: int) -> float:
         """Return η of round t."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 
 from peer.compress import add_decompressed_, decompress_layers
-from peer.compress.payload import FloatArray, Payload
+from peer.compress.payload import FloatArray
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
 from peer.gossip.mixing import (
     HeldBack,
@@ -81,9 +81,6 @@ class DPsgd(Algorithm):
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         self._held = HeldBack()
-        self._t = -1
-        self._own: Payload = ()
-        self._heard: Mapping[int, Message] = {}
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self._t, self._own, self._heard = t, compress(self.node, t, self.x), {}
@@ -154,13 +151,6 @@ class Sgp(Algorithm):
         changes_members=True,
         mixes_after_step=True,
     )
-
-    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
-        super().__init__(node, x0)
-        self._t = -1
-        self._own: Payload = ()
-        self._u_sent = 1.0
-        self._heard: Mapping[int, Message] = {}
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -local_step_rate(rate, self.u, self.node.push_weight_guard), gradient)

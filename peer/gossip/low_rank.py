@@ -115,11 +115,11 @@ class LowRank(Algorithm):
         self._momentum = node.momentum()
         self._basis: FloatArray | None = None
         """Basis of the coming round; None if it is drawn."""
-        self._t, self._rate, self._phase = -1, 0.0, 0
+        self._rate, self._phase = 0.0, 0
         self._awaits: frozenset[int] = frozenset()
         self._least: Exponents | int = block_float.LOWEST
         """The least exponents of the sums of the own part, if layers have one."""
-        self._own: Vector = np.zeros(0)
+        self._vector: Vector = np.zeros(0)
         """This peer's contribution to the factors of the round."""
         self._mean: Vector = np.zeros(0)
         self._known_shares: list[_Shares | None] = [None, None]
@@ -134,14 +134,14 @@ class LowRank(Algorithm):
             self._basis = self._factors.first_basis(t % 2, self.node.draw_source.draws(t)).astype(self.x.dtype)
         self.error_memory += gradient
         factors = self._factors.project(self.error_memory, self._basis, t % 2)
-        self._own, self._mean = np.zeros(factors.size), np.zeros(factors.size)
+        self._vector, self._mean = np.zeros(factors.size), np.zeros(factors.size)
         sends, others, shares = {}, self._others(t), self._shares(t)
         pieces = [shares.parts[owner][1] for owner in shares.owners]
         encoded = self._encode(factors, np.concatenate(pieces))
         for owner, block in zip(shares.owners, block_float.split(encoded, pieces), strict=True):
             part, sizes = shares.parts[owner]
             block = self._imposed(0, owner) or block
-            self._own[part] = block_float.decode(block, sizes)
+            self._vector[part] = block_float.decode(block, sizes)
             if owner == self.node.peer and self._by_layer:
                 # The own ones alone: with those of others, one that lies could have a sum rounded to nothing.
                 self._least = block_float.integers(block[0])
@@ -181,11 +181,11 @@ class LowRank(Algorithm):
         part, sizes = self._part_of(self.node.peer, self._t)
         total = np.zeros(part.stop - part.start)
         for _, message in in_sender_order(self.node.peer, inbox):
-            total += self._own[part] if message is None else block_float.decode(_block(message), sizes)
+            total += self._vector[part] if message is None else block_float.decode(_block(message), sizes)
         imposed = (self._imposed(1, other) for other in others)
         block = next(filter(None, imposed), None) or self._encode(total, sizes, part.start, self._least)
         told = block_float.decode(block, sizes)
-        self._own[part] -= total - told
+        self._vector[part] -= total - told
         self._mean[part] = told / (len(inbox) + 1)
         return self._message(block, len(inbox) + 1)
 
@@ -197,12 +197,12 @@ class LowRank(Algorithm):
                 num_contributors = round(1.0 / inbox[owner].mixing_weight)
                 self._mean[part] = block_float.decode(_block(inbox[owner]), sizes) / num_contributors
             elif owner != self.node.peer:
-                self._own[part] = 0.0
+                self._vector[part] = 0.0
 
     def _step(self) -> None:
         t, side, basis = self._t, self._t % 2, self._basis
         assert basis is not None
-        self._factors.subtract_multiplied_out_(self.error_memory, self._own.astype(self.x.dtype), basis, side)
+        self._factors.subtract_multiplied_out_(self.error_memory, self._vector.astype(self.x.dtype), basis, side)
         mean = self._factors.multiply_out(self._mean.astype(self.x.dtype), basis, side)
         before = self.x.copy() if self._momentum.needs_round else self.x
         add_scaled_(self.x, -self._rate, self._momentum.direction_(mean, self.x))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from peer.compress import add_decompressed_
-from peer.compress.payload import FloatArray, Payload
-from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.compress.payload import FloatArray
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics
 from peer.gossip.mixing import (
     add_scaled_,
     can_lose_peers,
@@ -43,12 +43,6 @@ class NaiveQuantized(Algorithm):
         uses_averaging_rate=False,
         forgets_errors=True,
     )
-
-    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
-        super().__init__(node, x0)
-        self._t = -1
-        self._own: Payload = ()
-        self._heard: Mapping[int, Message] = {}
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self._t, self._own, self._heard = t, compress(self.node, t, self.x), {}

@@ -341,8 +341,7 @@ class ReplicaAlgorithm(Algorithm):
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         self.replicas = Replicas(node, self.x, starts_at_x0=self.starts_at_x0)
-        self._t = -1
-        self._heard: dict[int, float] = {}
+        self._weights: dict[int, float] = {}
 
     @cached_property
     def _scratch(self) -> FloatArray:
@@ -410,7 +409,7 @@ class ReplicaAlgorithm(Algorithm):
         return Metrics(
             push_weight=self.u,
             replica_error=distance(self.x, self.replicas.own),
-            neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
+            neighbor_distance=self.replicas.mean_distance(self._weights) if self._weights else None,
         )
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
@@ -465,7 +464,7 @@ class ChocoSgd(ReplicaAlgorithm):
         if node.robust is None:
             missing = set(self.replicas.senders) - inbox.keys()
             self._held.keep_(self.x, node, t, rate, missing, self.replicas.own)
-        self._heard = _heard_weights(node, inbox, 1.0)
+        self._weights = _heard_weights(node, inbox, 1.0)
         return None
 
     def absorb_late(self, message: Message) -> None:
@@ -529,7 +528,7 @@ class QuantSgp(ReplicaAlgorithm):
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t, rate = self.node, self._t, self.node.averaging_rate
         check_inbox(inbox, self.replicas.senders, t, node.layout, may_lack=True)
-        self._heard = _heard_weights(node, inbox, self.u)
+        self._weights = _heard_weights(node, inbox, self.u)
         u = mixed_push_weight(self.u, node, t, rate, inbox, self.left_out)
         if self._drift is None:
             add_replicas_(self.x, node, t, rate, self.replicas, inbox, self.left_out)
@@ -635,7 +634,7 @@ class DcdPsgd(ReplicaAlgorithm):
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         _update_all_(self.replicas, self.node, self._t, inbox, 1.0, 1.0)
-        self._heard = _heard_weights(self.node, inbox, 1.0)
+        self._weights = _heard_weights(self.node, inbox, 1.0)
         return None
 
 
@@ -686,7 +685,7 @@ class EcdPsgd(ReplicaAlgorithm):
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         _update_all_(self.replicas, self.node, self._t, inbox, *self.scales(self._t))
-        self._heard = _heard_weights(self.node, inbox, 1.0)
+        self._weights = _heard_weights(self.node, inbox, 1.0)
         return None
 
 
