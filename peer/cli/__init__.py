@@ -21,11 +21,11 @@ def cli() -> None:
 
     \b
     Try it on this machine:
-      sotto up                     eight peers train handwritten digits, then a report
+      sotto up                 eight peers train handwritten digits, then a report
       sotto up --skew 1 --rounds 2000 --algorithm scsp
     \b
     Train on several devices:
-      sotto init cluster kits --peers 3 --host 10.0.0.1 --host 10.0.0.2 --host 10.0.0.3
+      sotto init cluster kits --host 10.0.0.1 --host 10.0.0.2 --host 10.0.0.3
       (copy one folder kits/peer-K to each device)
       sotto run --config peer-0/peer.toml
     \b

@@ -88,7 +88,7 @@ class Handshake:
         check_texts(hello)
         if hello.HasField("receiver") and hello.receiver != self.me:
             here = f"peer {self.me}, {quote(self.info.name)}"
-            raise HandshakeRefused(f"this is {here}, and not peer {hello.receiver}; compare the lists of peers")
+            raise HandshakeRefused(f"this is {here}, not {hello.receiver}; if it lasts, compare the lists of peers")
         return hello
 
     # -- as the dialler --

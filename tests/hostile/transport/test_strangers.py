@@ -107,7 +107,7 @@ HELLOS: list[tuple[dict[str, Any], str]] = [
     ({"index": 2}, "it says it is peer 2, 'ben', but peer 2, 'cleo', is expected here"),
     ({"index": 2, "name": "cleo"}, "its certificate is made out to 'ben'"),
     ({"name": "cleo"}, "it calls itself 'cleo', but its certificate is made out to 'ben'"),
-    ({"receiver": 7}, "this is peer 0, 'ada', and not peer 7; compare the lists of peers"),
+    ({"receiver": 7}, "this is peer 0, 'ada', not 7; if it lasts, compare the lists of peers"),
     ({"index": 0}, "is no neighbour"),
     ({"index": 77}, "peer 77, 'ben', is no neighbour of peer 0, 'ada'"),
     ({"run": "x" * 257}, "a run of 257 characters"),
