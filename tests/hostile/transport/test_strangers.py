@@ -202,7 +202,7 @@ def test_a_listener_that_is_another_peer_refuses_the_dialler() -> None:
             dialler = build(1, Mind(), [dialled(0, listener.port)], listen=None, security=None)
             async with running(dialler):
                 await until(lambda: 0 in dialler.refusals)
-                assert "this is peer 2, 'cleo', and not peer 0" in dialler.refusals[0]
+                assert "this is peer 2, 'cleo', not 0" in dialler.refusals[0]
                 assert not listener.is_up(1)
 
     asyncio.run(story())
