@@ -124,7 +124,7 @@ class StackedTrainer:
         channels_last = self.device.type == "cpu" and computes_in_bfloat16(model) and _has_convolutions(model)
         engine = _Stacked if stacks and not eight_bit and not channels_last else _OneByOne
         loss = training_loss(task, adjusted=self._adjusts)
-        self._engine: _Stacked | _OneByOne = engine(task, loss, model, trained, self.num_peers, seed)
+        self._engine: _OneByOne = engine(task, loss, model, trained, self.num_peers, seed)
         size = self.num_peers if self.device.type == "cuda" else max(1, _NUMBERS_AT_ONCE // self.layout.size)
         self.groups = [range(first, min(first + size, self.num_peers)) for first in range(0, self.num_peers, size)]
         """The peers that are computed together. The last bits of a peer's gradient depend on its group."""
@@ -272,27 +272,70 @@ class StackedTrainer:
         return tuple(part.view(-1, self.options.batch_size, *part.shape[1:]) for part in batch)
 
 
-class _Stacked:
+@dataclass
+class _OneByOne:
+    """One peer after the other, through one model."""
+
+    task: Task
+    loss: Loss
+    model: torch.nn.Module
+    trained: Mapping[str, torch.nn.Parameter]
+    num_peers: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        self._parameters = list(self.trained.values())
+        self._device = self._parameters[0].device
+        self._sizes = [parameter.numel() for parameter in self._parameters]
+        self.buffers = {
+            name: buffer.detach()[None].repeat(self.num_peers, *[1] * buffer.ndim)
+            for name, buffer in self.model.named_buffers()
+        }
+
+    def gradients(
+        self, z: Matrix, batch: Batch, t: int, local: int, peers: range
+    ) -> tuple[Matrix, npt.NDArray[np.float64]]:
+        losses = np.empty(len(z))
+        gradients = torch.empty(z.shape, device=self._device)
+        for row, peer in enumerate(peers):
+            self._load(peer, z[row])
+            seed_operators(self.seed, peer, t, local, self._device)
+            loss = self.loss(self.model, aligned(tuple(part[row] for part in batch), self._device))
+            with errors_of(self.task):
+                parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+            torch.cat([part.reshape(-1) for part in parts], out=gradients[row])
+            losses[row] = float(loss.detach())
+            for name, buffer in self.model.named_buffers():
+                self.buffers[name][peer] = buffer
+        return gradients.cpu().numpy(), losses
+
+    def evaluate_all(self, z: Matrix, data: Data) -> list[Evaluation]:
+        """Return the evaluation of all peers on the same samples."""
+        everything = np.arange(len(data), dtype=np.int64)
+        return [self.evaluate(peer, z[peer], data, everything) for peer in range(len(z))]
+
+    def evaluate(self, peer: int, z: Vector, data: Data, indices: npt.NDArray[np.int64]) -> Evaluation:
+        """Return the evaluation of one peer."""
+        self._load(peer, z)
+        return evaluate_model(self.task, self.model, data, indices, self._device)
+
+    def _load(self, peer: int, z: Vector) -> None:
+        flat = torch.from_numpy(z).to(self._device)
+        with torch.no_grad():
+            for parameter, part in zip(self._parameters, torch.split(flat, self._sizes), strict=True):
+                parameter.copy_(part.view(parameter.shape))
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(self.buffers[name][peer])
+
+
+class _Stacked(_OneByOne):
     """One operator for all peers."""
 
-    def __init__(
-        self,
-        task: Task,
-        loss: Loss,
-        model: torch.nn.Module,
-        trained: Mapping[str, torch.nn.Parameter],
-        num_peers: int,
-        seed: int,
-    ) -> None:
-        self._task, self._model = task, model
-        self._device = next(iter(trained.values())).device
-        self._names = [f"model.{name}" for name in trained]
-        self._shapes = [parameter.shape for parameter in trained.values()]
-        self._sizes = [parameter.numel() for parameter in trained.values()]
-        self.buffers = {
-            name: buffer.detach()[None].repeat(num_peers, *[1] * buffer.ndim) for name, buffer in model.named_buffers()
-        }
-        self._loss, self._judge = LossModule(loss, model), _Judge(task, model)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._names = [f"model.{name}" for name in self.trained]
+        self._shapes = [parameter.shape for parameter in self._parameters]
+        self._loss, self._judge = LossModule(self.loss, self.model), _Judge(self.task, self.model)
         self._graph: _Graph | None = None
         self._may_capture = self._device.type == "cuda"
 
@@ -313,27 +356,14 @@ class _Stacked:
 
     def evaluate_all(self, z: Matrix, data: Data) -> list[Evaluation]:
         """Return the evaluation of all peers on the same samples."""
-        if metrics_of(self._task):
+        if metrics_of(self.task):
             # An own task's metrics may have any shape, which vmap does not take.
-            everything = np.arange(len(data), dtype=np.int64)
-            return [self.evaluate(peer, z[peer], data, everything) for peer in range(len(z))]
+            return super().evaluate_all(z, data)
         return [
             evaluation
             for start in range(0, len(z), _EVALUATED_AT_ONCE)
             for evaluation in self._evaluate_some(z, slice(start, min(start + _EVALUATED_AT_ONCE, len(z))), data)
         ]
-
-    def evaluate(self, peer: int, z: Vector, data: Data, indices: npt.NDArray[np.int64]) -> Evaluation:
-        """Return the evaluation of one peer."""
-        with torch.no_grad():
-            flat = torch.from_numpy(z).to(self._device)
-            parts = dict(self._model.named_parameters())
-            for name, part in zip(self._names, torch.split(flat, self._sizes), strict=True):
-                parameter = parts[name.removeprefix("model.")]
-                parameter.copy_(part.view(parameter.shape))
-            for name, buffer in self._model.named_buffers():
-                buffer.copy_(self.buffers[name][peer])
-        return evaluate_model(self._task, self._model, data, indices, self._device)
 
     def _compute(
         self, flat: torch.Tensor, batch: Batch, buffers: Mapping[str, torch.Tensor]
@@ -343,7 +373,7 @@ class _Stacked:
         flat = flat.detach().requires_grad_()
         losses = self._vmapped(self._loss, flat, batch, buffers, batch_dim=0)
         assert isinstance(losses, torch.Tensor)
-        with errors_of(self._task):
+        with errors_of(self.task):
             (gradient,) = torch.autograd.grad(losses.sum(), flat)
         return gradient, losses.detach()
 
@@ -371,30 +401,30 @@ class _Stacked:
             if "vmap" not in str(error):
                 raise
             raise DataError(
-                f"the model or loss of task {self._task.name} cannot be computed for all peers as one batch; dropout, "
+                f"the model or loss of task {self.task.name} cannot be computed for all peers as one batch; dropout, "
                 f".item() and branches on values prevent that ({str(error.__cause__ or error).splitlines()[0]})"
             ) from error
 
     def _evaluate_some(self, z: Matrix, peers: slice, data: Data) -> list[Evaluation]:
-        count, classes = peers.stop - peers.start, max(1, self._task.num_classes)
+        count, classes = peers.stop - peers.start, max(1, self.task.num_classes)
         correct = np.zeros((count, classes), np.int64)
         total, loss = np.zeros(classes, np.int64), np.zeros(count)
         flat = torch.from_numpy(z[peers]).to(self._device)
         buffers = {name: buffer[peers].clone() for name, buffer in self.buffers.items()}
-        self._model.eval()
+        self.model.eval()
         try:
             with torch.no_grad():
                 for start in range(0, len(data), EVALUATION_BATCH):
                     part = torch.arange(start, min(start + EVALUATION_BATCH, len(data)))
                     batch = tuple(tensor.to(self._device) for tensor in data.batch(part))
                     losses, right = self._vmapped(self._judge, flat, batch, buffers, batch_dim=None)
-                    labels = class_labels(self._task, data, part)
+                    labels = class_labels(self.task, data, part)
                     hits = right.cpu().numpy()
                     correct += np.stack([np.bincount(labels[row], minlength=classes) for row in hits])
                     total += np.bincount(labels, minlength=classes)
                     loss += losses.double().cpu().numpy() * len(part)
         finally:
-            self._model.train()
+            self.model.train()
         return [Evaluation(correct[row], total.copy(), float(loss[row] / len(data))) for row in range(count)]
 
     def _capture(self, flat: torch.Tensor, batch: Batch) -> _Graph | None:
@@ -412,62 +442,6 @@ class _Stacked:
             for name, buffer in self.buffers.items():
                 buffer.copy_(before[name])
         return graph if same else None
-
-
-class _OneByOne:
-    """One peer after the other, through one model."""
-
-    def __init__(
-        self,
-        task: Task,
-        loss: Loss,
-        model: torch.nn.Module,
-        trained: Mapping[str, torch.nn.Parameter],
-        num_peers: int,
-        seed: int,
-    ) -> None:
-        self._task, self._loss, self._model, self._seed = task, loss, model, seed
-        self._parameters = list(trained.values())
-        self._device = self._parameters[0].device
-        self._sizes = [parameter.numel() for parameter in self._parameters]
-        self.buffers = {
-            name: buffer.detach()[None].repeat(num_peers, *[1] * buffer.ndim) for name, buffer in model.named_buffers()
-        }
-
-    def gradients(
-        self, z: Matrix, batch: Batch, t: int, local: int, peers: range
-    ) -> tuple[Matrix, npt.NDArray[np.float64]]:
-        losses = np.empty(len(z))
-        gradients = torch.empty(z.shape, device=self._device)
-        for row, peer in enumerate(peers):
-            self._load(peer, z[row])
-            seed_operators(self._seed, peer, t, local, self._device)
-            loss = self._loss(self._model, aligned(tuple(part[row] for part in batch), self._device))
-            with errors_of(self._task):
-                parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
-            torch.cat([part.reshape(-1) for part in parts], out=gradients[row])
-            losses[row] = float(loss.detach())
-            for name, buffer in self._model.named_buffers():
-                self.buffers[name][peer] = buffer
-        return gradients.cpu().numpy(), losses
-
-    def evaluate_all(self, z: Matrix, data: Data) -> list[Evaluation]:
-        """Return the evaluation of all peers on the same samples."""
-        everything = np.arange(len(data), dtype=np.int64)
-        return [self.evaluate(peer, z[peer], data, everything) for peer in range(len(z))]
-
-    def evaluate(self, peer: int, z: Vector, data: Data, indices: npt.NDArray[np.int64]) -> Evaluation:
-        """Return the evaluation of one peer."""
-        self._load(peer, z)
-        return evaluate_model(self._task, self._model, data, indices, self._device)
-
-    def _load(self, peer: int, z: Vector) -> None:
-        flat = torch.from_numpy(z).to(self._device)
-        with torch.no_grad():
-            for parameter, part in zip(self._parameters, torch.split(flat, self._sizes), strict=True):
-                parameter.copy_(part.view(parameter.shape))
-            for name, buffer in self._model.named_buffers():
-                buffer.copy_(self.buffers[name][peer])
 
 
 class _Graph:
