@@ -24,7 +24,30 @@ from peer.gossip.mixing import (
 from peer.wire.message import Message
 
 
-class D2(Algorithm):
+class LastStep(Algorithm):
+    """Common part of D² and its form with modulo codes."""
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self.last_step = self.x.copy()
+        """x₋₁ − γ₋₁ g₋₁: the two memories of D² enter as this difference only, so that one vector holds both."""
+
+    def without(self, peer: int) -> None:
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Begin again with a plain step."""
+        np.copyto(self.last_step, self.x)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), "last_step": self.last_step}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self.last_step = restored_like(self.x, state["last_step"])
+
+
+class D2(LastStep):
     """h = 2x − x₋₁ − γ g(x) + γ₋₁ g₋₁; x ← Σ_j W̄_ij h_j, with W̄ = η W + (1 − η) I.
 
     Tang et al. 2018, D²: Decentralized Training over Decentralized Data, Algorithm 1. First round: x₋₁ = x₀ and
@@ -48,11 +71,6 @@ class D2(Algorithm):
         default_averaging_rate=0.5,
     )
 
-    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
-        super().__init__(node, x0)
-        self.last_step = self.x.copy()
-        """x₋₁ − γ₋₁ g₋₁: the two memories of D² enter as this difference only, so that one vector holds both."""
-
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self.x, self.last_step = half_step_(self.x, self.last_step, gradient, rate)
         self._t, self._own, self._heard = t, compress(self.node, t, self.x), {}
@@ -67,21 +85,8 @@ class D2(Algorithm):
         self._heard = dict(inbox)
         return None
 
-    def without(self, peer: int) -> None:
-        self.start_anew()
-
-    def start_anew(self) -> None:
-        np.copyto(self.last_step, self.x)
-
     def metrics(self) -> Metrics:
         return Metrics(neighbor_distance=payload_distance(self, self._own, 1.0, self._heard))
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        return {**super().state(), "last_step": self.last_step}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().restore(state)
-        self.last_step = restored_like(self.x, state["last_step"])
 
 
 def half_step_(

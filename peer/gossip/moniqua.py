@@ -53,7 +53,7 @@ from peer.compress.payload import (
 from peer.compress.payload_norm import norm
 from peer.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
-from peer.gossip.d2 import half_step_
+from peer.gossip.d2 import LastStep, half_step_
 from peer.gossip.mixing import (
     BLOCK,
     add_scaled_,
@@ -172,7 +172,7 @@ class Moniqua(_ModuloAlgorithm):
         """Nothing is kept of anybody."""
 
 
-class MoniquaD2(_ModuloAlgorithm):
+class MoniquaD2(LastStep, _ModuloAlgorithm):
     """h = 2x − x₋₁ − γ g(x) + γ₋₁ g₋₁; x ← h + Σ_j W̄_ij (ĥ_j − ĥ_i): D² whose exchange is Moniqua's code of h.
 
     Lu and De Sa 2020, Moniqua, section 5 and Theorem 4. θ bounds the distances between the h. See `D2`.
@@ -192,8 +192,6 @@ class MoniquaD2(_ModuloAlgorithm):
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
-        self.last_step = self.x.copy()
-        """x₋₁ − γ₋₁ g₋₁, see `D2`."""
         if self._theta.mode == "verified":
             refuse_unstable(modulo_compressor(node), node.averaging_rate, halfway=True)
         self._d1 = 0.0
@@ -208,20 +206,6 @@ class MoniquaD2(_ModuloAlgorithm):
         reference, self.last_step = half_step_(self.x, self.last_step, gradient, rate)
         self.x = self._gossip.copy_of(reference)
         return self._gossip.begin(t, reference, self._theta, unit)
-
-    def without(self, peer: int) -> None:
-        self.start_anew()
-
-    def start_anew(self) -> None:
-        """Begin again with a plain step: see `D2`."""
-        np.copyto(self.last_step, self.x)
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        return {**super().state(), "last_step": self.last_step}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().restore(state)
-        self.last_step = restored_like(self.x, state["last_step"])
 
 
 def modulo_compressor(node: NodeContext) -> Modulo:

@@ -6,6 +6,7 @@ The transport has checked the caller's certificate. Values are those of JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from peer import __version__
 from peer.daemon.members.peer_list_reload import PeerList
@@ -129,22 +130,14 @@ class OperatorApi:
 
     def _link_status(self, peer: int, link: LinkRecord) -> dict[str, object]:
         """Return the link to one neighbour for `sotto status --json`; bytes are those sent over it."""
+        counts = {name: value for name, value in asdict(link).items() if name not in ("peer", "neighbor")}
         return {
             "up": link.up,
             "problem": self._neighbors.problem(peer),
             "sends": peer in self._neighbors.senders,
             "receives": peer in self._neighbors.receivers,
             **self._neighbors.traffic.described(peer),
-            "frames": link.frames,
-            "payload_bytes": link.payload_bytes,
-            "frame_bytes": link.frame_bytes,
-            "protobuf_bytes": link.protobuf_bytes,
-            "socket_bytes": link.socket_bytes,
-            "packet_bytes": link.packet_bytes,
-            "reconnects": link.reconnects,
-            "resent_frames": link.resent_frames,
-            "offences": link.offences,
-            "last_offence": link.last_offence,
+            **counts,
             "relayed_bytes": self._neighbors.transport.relayed(peer),
             **self._loop.link_figures(peer),
         }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -50,10 +51,16 @@ class Sums:
     gated: torch.Tensor
 
 
-class NormIn8Bits(ABC):
+M = TypeVar("M", bound=nn.Module)
+
+
+class NormIn8Bits(ABC, Generic[M]):
     """One norm, with the module that holds its parameters and running statistics."""
 
     gate: Gate = PLAIN
+
+    def __init__(self, module: M) -> None:
+        self._module = module
 
     def forward(
         self,
@@ -129,10 +136,7 @@ class NormIn8Bits(ABC):
         return None
 
 
-class _BatchNorm(NormIn8Bits):
-    def __init__(self, module: nn.BatchNorm2d) -> None:
-        self._module = module
-
+class _BatchNorm(NormIn8Bits[nn.BatchNorm2d]):
     def affine(self, codes: torch.Tensor, steps: torch.Tensor, training: bool) -> Affine:
         module = self._module
         assert module.running_mean is not None
@@ -181,10 +185,7 @@ class _BatchNorm(NormIn8Bits):
         return Gradient(found.gradient, found.largest)
 
 
-class _RangeBatchNorm(NormIn8Bits):
-    def __init__(self, module: RangeBatchNorm) -> None:
-        self._module = module
-
+class _RangeBatchNorm(NormIn8Bits[RangeBatchNorm]):
     def affine(self, codes: torch.Tensor, steps: torch.Tensor, training: bool) -> Affine:
         module = self._module
         if not training:
@@ -228,10 +229,7 @@ class _RangeBatchNorm(NormIn8Bits):
         return _rows(slope, none, -slope * plain / (b * n), ends)
 
 
-class _GroupNorm(NormIn8Bits):
-    def __init__(self, module: nn.GroupNorm) -> None:
-        self._module = module
-
+class _GroupNorm(NormIn8Bits[nn.GroupNorm]):
     def affine(self, codes: torch.Tensor, steps: torch.Tensor, training: bool) -> Affine:
         mean, variance = _group_moments(codes, steps, self._module.num_groups)
         inverse = torch.rsqrt(variance + self._module.eps)
@@ -255,11 +253,8 @@ class _GroupNorm(NormIn8Bits):
         return Slopes(inverse * weight, linear * steps, -inverse * plain_mean - linear * mean)
 
 
-class _EvoNorm(NormIn8Bits):
+class _EvoNorm(NormIn8Bits[EvoNormS0]):
     gate = SIGMOID
-
-    def __init__(self, module: EvoNormS0) -> None:
-        self._module = module
 
     def affine(self, codes: torch.Tensor, steps: torch.Tensor, training: bool) -> Affine:
         mean, variance = _group_moments(codes, steps, self._module.groups)
@@ -282,11 +277,8 @@ class _EvoNorm(NormIn8Bits):
         return self._module.v.detach() * steps
 
 
-class _RangeEvoNorm(NormIn8Bits):
+class _RangeEvoNorm(_EvoNorm):
     gate = HARD_SIGMOID
-
-    def __init__(self, module: RangeEvoNorm) -> None:
-        self._module = module
 
     def affine(self, codes: torch.Tensor, steps: torch.Tensor, training: bool) -> Affine:
         found = norm_kernels.statistics(codes)
@@ -319,11 +311,8 @@ class _RangeEvoNorm(NormIn8Bits):
         none = torch.zeros_like(slope)
         return Slopes(slope, none, none, ends)
 
-    def _inner(self, steps: torch.Tensor) -> torch.Tensor:
-        return self._module.v.detach() * steps
 
-
-def norm_in_8_bits(module: nn.Module) -> NormIn8Bits:
+def norm_in_8_bits(module: nn.Module) -> NormIn8Bits[Any]:
     """Return the 8-bit layer for `module`, a float32 one of `full_precision.norms.make_norm`."""
     if isinstance(module, nn.BatchNorm2d):
         return _BatchNorm(module)
@@ -331,10 +320,10 @@ def norm_in_8_bits(module: nn.Module) -> NormIn8Bits:
         return _RangeBatchNorm(module)
     if isinstance(module, nn.GroupNorm):
         return _GroupNorm(module)
-    if isinstance(module, EvoNormS0):
-        return _EvoNorm(module)
     if isinstance(module, RangeEvoNorm):
         return _RangeEvoNorm(module)
+    if isinstance(module, EvoNormS0):
+        return _EvoNorm(module)
     raise TypeError(f"{type(module).__name__} has no counterpart in 8 bits")
 
 
@@ -376,7 +365,7 @@ def _group_moments(codes: torch.Tensor, steps: torch.Tensor, groups: int) -> tup
 
 
 def _count_evonorm(
-    tape: Tape, module: EvoNormS0 | RangeEvoNorm, steps: torch.Tensor, sums: Sums, inverse: torch.Tensor
+    tape: Tape, module: EvoNormS0, steps: torch.Tensor, sums: Sums, inverse: torch.Tensor
 ) -> torch.Tensor:
     """Count the gradients of γ, β and v, and return γ / scale: y = x · gate(v x) · inverse · γ + β."""
     slope = module.weight.detach() * inverse
@@ -386,7 +375,7 @@ def _count_evonorm(
     return slope
 
 
-def _of_group(module: EvoNormS0 | RangeEvoNorm, steps: torch.Tensor, sums: Sums, codes: torch.Tensor) -> torch.Tensor:
+def _of_group(module: EvoNormS0, steps: torch.Tensor, sums: Sums, codes: torch.Tensor) -> torch.Tensor:
     """Return the gradient of the group's 1 / scale, for each channel of a sample, float64[b, c]."""
     by_channel = module.weight.detach() * sums.weighted * steps
     return _by_channel(_by_group(by_channel, module.groups).sum(dim=2), codes)

@@ -66,20 +66,13 @@ class EvoNormS0(nn.Module):
         return evonorm_s0(x, self.v, self.weight, self.bias, self.groups, self.epsilon)
 
 
-class RangeEvoNorm(nn.Module):
+class RangeEvoNorm(EvoNormS0):
     """y = x · h(v x) / (C(n) · r + ε) · γ + β, with r the range (largest less smallest) of the n activations of a
     sample in a group of channels, h(x) = max(0, min(1, (x + 3)/6)), and v, γ and β a channel each.
 
     The proposal of the low-precision paper (section 3, equation 2). Its parameters are those of EvoNorm-S0, so that
     either can go on from the other's.
     """
-
-    def __init__(self, channels: int, *, groups: int = GROUPS, epsilon: float = EPSILON) -> None:
-        super().__init__()
-        self.groups, self.epsilon = equal_groups(channels, groups), epsilon
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-        self.v = nn.Parameter(torch.ones(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [b, c, h, w] for [b, c, h, w], in the type of x."""
