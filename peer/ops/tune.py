@@ -386,6 +386,7 @@ class Search:
     """Part of the budget for work after the search."""
 
     def __post_init__(self, trials: int) -> None:
+        """Raise ConfigError for too few `trials`."""
         if trials < 3:
             raise ConfigError("is too small", key="--trials", value=trials, valid="3 or more")
         self.num_trials, self.started, self.full = trials, self.clock(), self.rounds
