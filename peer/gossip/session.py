@@ -272,7 +272,7 @@ class Session:
         if sender in self.lost_peers.peers:
             raise RemoteProtocolError("was declared lost and is out of the run", peer=sender)
         if message.kind is MessageKind.REPAIR_REQUEST:
-            if message.round > self.round or (message.round == self.round and self._exchange is None):
+            if self.is_unsent(message):
                 raise RemoteProtocolError(f"asks to repair round {message.round}, not sent yet", peer=sender)
             return
         if message.kind not in _ROUND_KINDS:
@@ -317,6 +317,11 @@ class Session:
     def is_early(self, round_: int) -> bool:
         """Whether a neighbour can be in a round only if this peer was set back, by a power cut."""
         return round_ > self.round + self.max_lead
+
+    def is_unsent(self, request: Message) -> bool:
+        """Whether a message asks to repair a round that this peer has yet to begin, as far as it knows."""
+        is_request = request.kind is MessageKind.REPAIR_REQUEST
+        return is_request and request.round >= self.round + (self._exchange is not None)
 
     def open_requests(self, receiver: int) -> list[Message]:
         """Return the requests to `receiver` that have no answer yet, to be sent again after a reconnect."""

@@ -87,6 +87,8 @@ class DurablePeer:
         self._has_script_steps = False
         """Whether the journal since the checkpoint leaves steps out that a training script is to repeat."""
         self._repairs, self._notices = RepairBudget(), Allowances(rate=NOTICES_PER_S, burst=NOTICES_AT_ONCE)
+        self._forgotten: dict[int, bytes] = {}
+        """Neighbour → its newest request to repair a round that a power cut has undone here, until it begins again."""
         self._told: set[tuple[int, Change]] = set()
         """(neighbour, change of members that it announced or passed on), since this process began."""
         self.durable_round = 0
@@ -186,7 +188,8 @@ class DurablePeer:
         stepped = self.participant.recorded_step()
         self.disk_state.pin(max((each.needs for each in stepped), default=OLDEST))
         self._has_script_steps |= any(each.is_repeated for each in stepped)
-        return self._journaled(self._peer.begin(record), *stepped, record, always=True)
+        effects = self._journaled(self._peer.begin(record), *stepped, record, always=True)
+        return self._with_repairs(effects, now) if self._forgotten else effects
 
     def receive(self, peer: int, seq: int, frame: bytes, now: float) -> Effects:
         """Take a frame of a neighbour; one that was taken before is dropped.
@@ -215,6 +218,11 @@ class DurablePeer:
             self.participant.check_form(message)
             if early.add(peer, seq, frame, message):
                 return self.participant.unchanged()
+        can_be_undone = not self.disk_state.syncs_before_sending and message.round <= self._furthest_round
+        if not seq and can_be_undone and self.participant.session.is_unsent(message):
+            self.participant.check_form(message)
+            self._forgotten[peer] = frame
+            return self.participant.unchanged()
         self.participant.judge(message)
         if seq and early.count(peer):
             # A stream has its rounds in order: frames after one that waits cannot be due before it.
@@ -236,9 +244,20 @@ class DurablePeer:
         if message.kind is MessageKind.REPAIR and not self.participant.expects(message):
             return self.participant.unchanged()
         self.participant.weigh(message)
-        # Journal first: a frame that a peer applies and then forgets is lost for everybody.
-        self._append(record)
+        # Journal first: a frame that a peer applies and then forgets is lost for everybody. Nobody can ask for a repair
+        # again once the sender, by the next message from here, knows that it is not needed any more.
+        (self._append_for_good if message.kind is MessageKind.REPAIR else self._append)(record)
         return self._journaled(self._peer.take(record, message))
+
+    def _with_repairs(self, effects: Effects, now: float) -> Effects:
+        """Answer the requests that waited for the round that has begun; return the effects of both."""
+        requests, self._forgotten = self._forgotten, {}
+        for peer, frame in requests.items():
+            try:
+                effects.extend(self.receive(peer, 0, frame, now))
+            except RemoteProtocolError as error:
+                effects.refused.append(error)
+        return effects
 
     def _receive_notice(self, record: Received) -> Effects:
         peer, early = record.peer, self._peer.early
@@ -255,10 +274,8 @@ class DurablePeer:
         if not was_outsider and not self._notices.spend(peer, record.now):
             raise RemoteProtocolError(f"tells of more than {NOTICES_AT_ONCE} changes of members at once", peer=peer)
         self.disk_state.pin(self._protocol_of(change))
-        if (peer, change) in self._told:
-            self._append(record)  # No honest neighbour says it twice: it is worth no sync of the disk.
-        else:
-            self._append_for_good(record)
+        # No honest neighbour says it twice: that is worth no sync of the disk.
+        (self._append if (peer, change) in self._told else self._append_for_good)(record)
         self._told.add((peer, change))
         return self._with_early(self._journaled(self._peer.take(record, change)), record.now)
 
@@ -322,6 +339,7 @@ class DurablePeer:
         for peer in self.participant.membership.to_lose:
             # Its receipts decide which mass comes back. One that is on its way comes too late, here as in a replay.
             upto, unreceived = self.links.give_up(peer)
+            self._forgotten.pop(peer, None)
             record = Lost(now, peer, upto)
             self._append_for_good(record)
             effects.extend(self._journaled(self._peer.lose(record, unreceived)))

@@ -82,14 +82,25 @@ def test_a_process_that_ends_in_recovery_recovers_the_next_time() -> None:
         assert world.models() == undisturbed.models()
 
 
-@pytest.mark.parametrize("durability", ["process", "power"])
-def test_a_power_cut_at_any_operation_changes_no_bit_where_nobody_goes_on_without_another(durability: str) -> None:
-    short = {"rounds": 4, "save_every": 2, "durability": durability}
-    undisturbed = World("quant-sgp", **short)
+@pytest.mark.parametrize(
+    ("algorithm", "durability", "syncs"),
+    [
+        ("quant-sgp", "process", True),
+        ("quant-sgp", "power", True),
+        # With repairs, of which the sender keeps nothing once the next message shows that they are not needed any more.
+        ("moniqua", "process", False),
+        ("moniqua", "power", False),
+    ],
+)
+def test_a_power_cut_at_any_operation_changes_no_bit_where_nobody_goes_on_without_another(
+    algorithm: str, durability: str, syncs: bool
+) -> None:
+    short = {"rounds": 4, "save_every": 2 if syncs else 9, "durability": durability, "syncs": syncs}
+    undisturbed = World(algorithm, **short)
     undisturbed.start()
     undisturbed.run()
     for end_at, what in enumerate(undisturbed.operations(1)):
-        world = World("quant-sgp", **short)
+        world = World(algorithm, **short)
         world.disks[1].end_at = end_at
         run_through(world, victim=1, power=True)
         assert world.models() == undisturbed.models(), f"ended at operation {end_at}, {what}"

@@ -32,20 +32,40 @@ def test_who_has_no_repairs_is_asked_for_none(algorithm: str) -> None:
 def test_requests_that_cannot_be_answered_are_refused(algorithm: str) -> None:
     world = started(algorithm)
     _, honest = world.until()
-    is_modulo = algorithm.startswith("moniqua")
-    request = Message(
-        MessageKind.REPAIR_REQUEST, SENDER, honest.round - 1, int(is_modulo), wanted=(RepairWish(0, 0, 0),)
-    )
+    request = _request(algorithm, honest.round - 1)
     world.peers[1].connected(SENDER, world.peers[1].links.out[SENDER].acknowledged)
     world.refuses(0, told(request, phase=7), "REPAIR_REQUEST in phase 7")
     world.refuses(0, told(request, phase=1 << 62), "REPAIR_REQUEST in phase")
     for far in (world.rounds, 1 << 62, 1 << 63, (1 << 64) - 1):
         world.refuses(0, told(request, round=far), "in a run of 7")
-    world.refuses(0, told(request, round=world.rounds - 1), "not sent yet")
     world.refuses(0, told(request, mixing_weight=0.5), "told the weights")
     world.refuses(0, told(request, wanted=()), "no layer|which is over")
     world.refuses(0, told(request, wanted=(RepairWish(0, 64, 16),)), "does not keep|bits above 64|over")
     finishes_like_an_honest_run(world)
+
+
+@pytest.mark.parametrize("algorithm", ASKING)
+def test_a_request_for_a_round_to_come_is_refused_where_no_power_cut_can_have_undone_it(algorithm: str) -> None:
+    world = started(algorithm, durability="power")
+    world.until()
+    world.refuses(0, _request(algorithm, world.rounds - 1), "not sent yet")
+    finishes_like_an_honest_run(world)
+
+
+@pytest.mark.parametrize("algorithm", ASKING)
+def test_elsewhere_the_newest_one_waits_for_that_round(algorithm: str) -> None:
+    world = started(algorithm)
+    world.until()
+    victim, disk = world.peers[1], world.disks[1]
+    before, frame = len(disk.operations), wire.encode(_request(algorithm, world.rounds - 1), LAYOUT)
+    assert not any(victim.receive(SENDER, 0, frame, world.now).frames for _ in range(100))
+    assert len(disk.operations) == before
+    finishes_like_an_honest_run(world)
+
+
+def _request(algorithm: str, round_: int) -> Message:
+    phase = int(algorithm.startswith("moniqua"))
+    return Message(MessageKind.REPAIR_REQUEST, SENDER, round_, phase, wanted=(RepairWish(0, 0, 0),))
 
 
 @pytest.mark.parametrize("algorithm", ["moniqua", "moniqua-d2"])
