@@ -108,6 +108,8 @@ def check_proof(known: PeerMembership, change: Change, sender: int) -> None:
     once stays so, and earlier releases signed nothing."""
     if change in known.changes:
         return
+    if change.kind is ChangeKind.JOIN and change.subject == sender:
+        _check_sponsor(known, change)
     said = membership_codec.encode(change)
     try:
         known.statements.check(MEMBERS, change.issuer, said[len(membership_codec.MAGIC) :])
@@ -130,6 +132,19 @@ def check_proof(known: PeerMembership, change: Change, sender: int) -> None:
                 f" their proofs show that peer {change.issuer} lies",
                 peer=sender,
             )
+
+
+def _check_sponsor(known: PeerMembership, join: Change) -> None:
+    """Raise RemoteProtocolError for a join that only the new peer tells of, after the report on its lost sponsor.
+
+    Members tell each other what they know of a lost sponsor's words before they report its loss, and nobody goes on
+    before all have reported. What the new peer tells later may be in time for some of them and too late for others.
+    """
+    assert known.views is not None
+    membership = known.views.membership
+    has_reported = known.is_lost(join.issuer) and known.peer in membership.members(known.session.round)
+    if has_reported and join.subject not in membership.members(join.effective):
+        raise RemoteProtocolError(f"told late that it joins by peer {join.issuer}, which is lost", peer=join.subject)
 
 
 def _needs_grounds(known: PeerMembership) -> bool:

@@ -183,6 +183,36 @@ def test_a_newcomer_refuses_as_a_member_what_makes_no_sense_yet(monkeypatch: pyt
     ]
 
 
+def _let_in_unheard() -> tuple[Cluster, int]:
+    """Return a cluster whose peer 0 was lost after it had let a newcomer in that nobody else knows, and the newcomer's
+    number. The others have reported the loss, and the join is still in time for them."""
+    cluster = _lost()
+    number = cluster.come_back(2)
+    cluster.cut = {(peer, other) for peer in (0, number) for other in (1, 3, 4)}
+    join = cluster.announce(0, ChangeKind.JOIN, number)
+    cluster.run(99)
+    cluster.kill(0)
+    cluster.declare_lost(0)
+    cluster.run(join.effective - 4)
+    assert not cluster.arrived(cluster.living())
+    assert {cluster.peers[peer].round for peer in (1, 3, 4)} == {join.effective - 4}
+    return cluster, number
+
+
+def test_a_newcomer_whom_only_a_lost_sponsor_knew_is_refused_by_all() -> None:
+    """One member would pass it on to others for which it is too late."""
+    cluster, number = _let_in_unheard()
+    cluster.cut = set()
+    for peer in (1, 3, 4):
+        victim = cluster.peers[peer]
+        frame = next(frame for seq, frame in cluster.peers[number].connected(peer, 0) if seq == 1)
+        with pytest.raises(RemoteProtocolError, match="told late that it joins by peer 0, which is lost") as caught:
+            victim.receive(number, 1, frame, 0.0)
+        assert caught.value.peer == number
+    cluster.run(90)
+    assert {cluster.peers[peer].round for peer in (1, 3, 4)} == {90}
+
+
 def _tell(cluster: Cluster, change: Change, liar: int = 1, victim: int = 0) -> None:
     """Let a member say something of members to another one."""
     body = membership_codec.encode(change)
