@@ -52,6 +52,18 @@ def test_members_hear_of_a_loss_and_of_what_the_lost_peer_did_not_pass_on() -> N
     assert simulate_divided(478, 100, lies=True).rounds == 100
 
 
+@pytest.mark.slow
+def test_a_newcomer_whom_nobody_but_a_lost_peer_let_in_is_passed_on_by_nobody() -> None:
+    """With this seed it meets one member for which its first round is to come, and others for which it is past."""
+    assert simulate_divided(1368, 100, lies=True).rounds == 100
+
+
+@pytest.mark.slow
+def test_a_newcomer_may_hear_of_losses_in_any_order() -> None:
+    """With this seed it hears of a loss by two votes of three, and only then that the fourth member was lost before."""
+    assert simulate_divided(1383, 100).rounds == 100
+
+
 def test_a_minority_that_decided_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the simulator: peers that believe any loss are told apart from those that keep to the rules."""
     monkeypatch.setattr(Quorum, "is_majority", lambda self, peers: True)

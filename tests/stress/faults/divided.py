@@ -176,7 +176,10 @@ class Observer(Auditor):
         self.note_losses(participant)
 
     def note_losses(self, participant: Participant) -> None:
-        """Check what a peer believes of losses."""
+        """Check what a peer believes of losses. One that is no member yet may hear of a loss before it hears of those
+        that went before: it is checked once it has heard that it joins, which it is told last."""
+        if participant.membership.is_outsider:
+            return
         for change in participant.membership.changes:
             former = self.scenario.numbering.former(change.subject)
             if change.kind is ChangeKind.JOIN and former is not None:

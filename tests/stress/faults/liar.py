@@ -59,8 +59,8 @@ class Tongue:
         """The sentences with which it was refused, without their numbers."""
         self._said: dict[int, list[_Entry]] = {}
         self._withheld = 0.0
-        """Push-sum weight that was not told. The liar gives back no more: what it invents beyond that, an honest peer
-        may hold one day, and its neighbours refuse it for having more than there is (SECURITY.md)."""
+        """Push-sum weight that was not given. The liar gives back no more, and tells of no more than there is: what it
+        invents, an honest peer may hold one day, and its neighbours refuse it for having too much (SECURITY.md)."""
 
     def say(self, receiver: int, seq: int, frame: bytes) -> tuple[int, bytes]:
         """Return (number on the wire, bytes) of a frame of the core."""
@@ -115,9 +115,11 @@ class Tongue:
         if layers is None:
             return frame
         push_weight = message.push_weight
-        if self.scenario.spec.push_sum:
-            more = min(push_weight * random.uniform(-_LARGEST_TWIST, _LARGEST_TWIST), self._withheld)
-            self._withheld -= more
+        if self.scenario.spec.push_sum and message.mixing_weight > 0.0:
+            # A receiver adds the weight that is told, times the mixing weight.
+            room = max(0.0, min(self._withheld / message.mixing_weight, self.scenario.num_first - push_weight))
+            more = min(push_weight * random.uniform(-_LARGEST_TWIST, _LARGEST_TWIST), room)
+            self._withheld -= message.mixing_weight * more
             push_weight += more
         self.lies["another model for each"] += 1
         said = replace(message, layers=layers, push_weight=push_weight)

@@ -164,7 +164,7 @@ class World:
         """Return whether a peer is about to join, or waits to hear that it is."""
         process = self.processes[peer]
         if process is None or peer < self.scenario.num_first:
-            return False
+            return peer >= self.scenario.num_first  # What is on its way to one that ended waits until it starts again.
         views, t = process.participant.algorithm.node.schedule, process.participant.round
         assert isinstance(views, ViewSchedule)
         return not t or peer not in views.membership.members(t)
