@@ -7,7 +7,8 @@
 A seed stands for an algorithm, a graph, a compressor, who joins, leaves and is lost, and everything that goes wrong
 (`tests/stress/faults`); after every round of it the invariants are checked: mass, agreement of replicas, every message
 once, the bits of the undisturbed run where the clock has no say and nobody was lost, and that rounds go on once all is
-well. In half of the seeds one member lies (`tests/stress/faults/liar.py`), and all of that must hold all the same. With
+well. In half of the seeds one member lies (`tests/stress/faults/liar.py`), and all of that must hold all the same.
+Where the others wait for messages that they refuse, they have to go on once an operator removes their sender. With
 `--divided`, no two parts of a cluster may go on as the whole (`tests/stress/faults/divided.py`). Ends with 1 if a seed
 failed.
 """

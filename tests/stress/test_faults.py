@@ -34,6 +34,9 @@ RESTARTED = (355, 1043)
 MEMBERS_AND_A_LIAR = (17, 27, 34, 64, 72, 88)
 """Seeds in which members change around one that lies: a loss of the past, and a loss of the liar itself, among them."""
 
+INSISTING = (80, 308, 823, 1017, 1107, 1272)
+"""Seeds whose liar is to be lost and stays linked: messages that all refuse come again and again."""
+
 STUCK = (2058, 2067, 3096)
 """Seeds that were stuck: two peers are lost before they join, and the third cuts off one that is about to leave."""
 
@@ -85,6 +88,13 @@ def test_members_come_and_go_beside_one_that_lies(seed: int) -> None:
     assert outcome.rounds == 60
     assert outcome.changes
     assert outcome.lies
+
+
+@pytest.mark.parametrize("seed", INSISTING)
+def test_a_run_that_waits_for_a_refused_liar_goes_on_once_that_is_removed(seed: int) -> None:
+    outcome = simulate(seed, rounds=100, lies=True)
+    assert outcome.rounds == 100
+    assert outcome.changes["insisted on what was refused"] == 1
 
 
 def test_the_seeds_of_this_suite_have_liars_of_both_kinds() -> None:

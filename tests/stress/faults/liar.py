@@ -57,6 +57,10 @@ class Tongue:
         """What was said that should not have been."""
         self.refusals: Counter[str] = Counter()
         """The sentences with which it was refused, without their numbers."""
+        self.insists = False
+        """Whether the core's messages are spoilt from now on, and said again however often they are refused."""
+        self.is_waited_for = False
+        """Whether somebody has refused what the core has to say, and cannot go on without it."""
         self._said: dict[int, list[_Entry]] = {}
         self._withheld = 0.0
         """Push-sum weight that was not given. The liar gives back no more, and tells of no more than there is: what it
@@ -81,8 +85,11 @@ class Tongue:
         words = " ".join("#" if any(c.isdigit() for c in word) else word for word in problem.split()[:9])
         self.refusals[words] += 1
         entries = self._entries(receiver)
-        if 0 < number <= len(entries) and entries[number - 1].own is None:
-            del entries[number - 1]
+        if 0 < number <= len(entries):
+            if entries[number - 1].own is None:
+                del entries[number - 1]
+            else:
+                self.is_waited_for |= self.insists
 
     def own_upto(self, receiver: int, number: int) -> int:
         """Return the core's number for what a neighbour has up to a number on the wire."""
@@ -101,6 +108,8 @@ class Tongue:
 
     def twisted(self, receiver: int, frame: bytes) -> bytes:
         """Return what a neighbour is told in the place of an honest frame: the same whenever it is asked for."""
+        if self.insists and not membership_codec.is_notice(frame):
+            return frame[: len(frame) // 2]
         if not self.scenario.is_two_faced or membership_codec.is_notice(frame):
             return frame
         try:

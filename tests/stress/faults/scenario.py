@@ -102,7 +102,8 @@ class Happening:
     at_round: int
     """As soon as anyone has done so many rounds."""
     is_alive: bool = False
-    """Of a peer that is given up for lost: whether it lives on, cut off from all others."""
+    """Of a peer that is given up for lost: whether it lives on, cut off from all others. One that lies stays linked to
+    them, says nothing any more that they can take, and is removed once somebody has refused that."""
 
 
 @dataclass(frozen=True)

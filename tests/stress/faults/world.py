@@ -316,7 +316,10 @@ class World:
                 self._end_happening(None)
             return
         self.changes["was lost"] += 1
-        if happening.is_alive:
+        if happening.is_alive and self.tongue is not None and subject == self.tongue.me:
+            self.tongue.insists, self._cut_off = True, subject
+            self.changes["insisted on what was refused"] += 1
+        elif happening.is_alive:
             self._cut_off = subject
             self.note(f"{subject} is cut off for ever")
             for pair in self.streams.conditions:
@@ -329,6 +332,9 @@ class World:
 
     def _declare_lost(self, subject: int) -> None:
         members = [each for each in self.present() if each.participant.membership.is_member]
+        if self.tongue is not None and self.tongue.insists and not self.tongue.is_waited_for:
+            self.ask(lambda: self._declare_lost(subject))
+            return
         if members and all(self.goes_on_without(each, subject) for each in members):
             self.end(subject, "is out of the run")
             self._cut_off = None
