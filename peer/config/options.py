@@ -280,12 +280,15 @@ class TrainingOptions(Section):
     """Learning-rate schedule: how γ falls during the run."""
     warmup_rounds: Whole = 50
     """Number of rounds over which γ first rises linearly."""
+    final_rate: Fraction = 0.0
+    """cosine: the learning rate after the last round, as a fraction of that at the peak."""
     step_milestones: tuple[Fraction, ...] = (0.5, 0.75)
     """step: fractions of the run at which γ is multiplied by step_factor."""
     step_factor: Positive = 0.1
     """step: factor applied to γ at each milestone."""
-    momentum: Literal["none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam", "script"] = "nesterov"
-    """Kind of momentum. qg and qg-nesterov are quasi-global momentum. script: the optimizer of a training script that
+    momentum: Literal["none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam", "adamw", "script"] = "nesterov"
+    """Kind of momentum. qg and qg-nesterov are quasi-global momentum. adamw: Adam, with the weight decay beside it
+    (decoupled). script: the optimizer of a training script that
     averages gradients; only the script sets it."""
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum coefficient β (β₁ of Adam)."""
@@ -295,6 +298,9 @@ class TrainingOptions(Section):
     """μ of quasi-global momentum; by default equal to beta."""
     weight_decay: NonNegative = 0.0
     """λ, the weight-decay coefficient."""
+    clip_norm: Positive | None = None
+    """Shorten the gradient of each step to this norm before momentum and weight decay; with algorithms that apply
+    momentum to the mean of all gradients, shorten that mean. By default none is shortened."""
     only: tuple[str, ...] = ()
     """Train and send only parameters whose names, or whose modules' names, match one of these patterns ("head").
     Empty: all parameters."""

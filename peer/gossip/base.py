@@ -122,7 +122,7 @@ class AlgorithmSpec:
 
     def acts_on_mean(self, momentum: str) -> bool:
         """Return whether a kind of momentum acts on the mean of all peers' gradients (`NodeContext.momentum`)."""
-        return self.momentum_of_mean or (self.adam_of_mean and momentum in ("adam", "script"))
+        return self.momentum_of_mean or (self.adam_of_mean and momentum in ("adam", "adamw", "script"))
 
 
 class MixingSchedule(Protocol):

@@ -455,7 +455,7 @@ def _theorem_theta(plan: RuleInput) -> float | None:
     if not schedule.is_strongly_connected or not rate > 0:
         return None
     bound = plan.gradient_bound
-    if plan.momentum not in ("none", "adam"):
+    if plan.momentum not in ("none", "adam", "adamw"):
         bound /= 1.0 - plan.beta
     if plan.spec.asynchronous:
         return theorem_5(plan.learning_rate, bound, pairwise_mixing_time(schedule.at(0)))
@@ -629,7 +629,7 @@ def _drift_correction_is_stable(plan: RuleInput) -> Iterator[Objection]:
 
 def _learning_rate_with_momentum(plan: RuleInput) -> Iterator[Objection]:
     rate, beta = plan.learning_rate, plan.beta
-    if plan.momentum == "adam":
+    if plan.momentum in ("adam", "adamw"):
         if rate > MAX_ADAM_RATE:
             yield _warning(
                 "training.learning_rate",

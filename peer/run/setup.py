@@ -331,7 +331,7 @@ class RunSetup:
         if options.label_adjustment == "auto" and not drifts:
             changes["label_adjustment"] = False
         if self._momentum_of_mean:
-            changes |= {"momentum": "none", "weight_decay": 0.0}
+            changes |= {"momentum": "none", "weight_decay": 0.0, "clip_norm": None}
         return options.model_copy(update=changes)
 
     @property
@@ -553,7 +553,7 @@ class RunSetup:
                 f"quasi-global momentum needs rounds, but {self.config.algorithm.name} has none",
                 key="training.momentum",
                 value=self.config.training.momentum,
-                valid="none, heavy-ball, nesterov, adam",
+                valid="none, heavy-ball, nesterov, adam, adamw",
             )
         return PairParticipant(
             algorithm=self.pair_node(peer, layout, x0),

@@ -494,7 +494,7 @@ def _read_momentum(read: _Reader, asynchronous: bool) -> Mapping[str, Any]:
     """Return the keyword arguments of `Momentum`."""
     settings = dict(read.table("momentum")) if read.tree.get("momentum") else {}
     inner = _Reader(settings, read._file, "momentum.")
-    known = ("kind", "beta", "mu", "weight_decay", "beta2", "epsilon")
+    known = ("kind", "beta", "mu", "weight_decay", "beta2", "epsilon", "clip_norm")
     for key in settings:
         if key not in known:
             raise inner.error(key, "is no setting of momentum", valid=", ".join(known))
@@ -505,9 +505,8 @@ def _read_momentum(read: _Reader, asynchronous: bool) -> Mapping[str, Any]:
     except ConfigError as error:
         raise ConfigError(error.problem, key=error.key, value=error.value, valid=error.valid, file=read._file) from None
     if asynchronous and momentum.needs_round:
-        raise inner.error(
-            "kind", "follows rounds, and this algorithm has none", valid="none, heavy-ball, nesterov, adam"
-        )
+        valid = "none, heavy-ball, nesterov, adam, adamw"
+        raise inner.error("kind", "follows rounds, and this algorithm has none", valid=valid)
     return settings
 
 

@@ -75,8 +75,9 @@ def build(
     warmup_rounds: int = 0,
     milestones: Sequence[float] = (0.5, 0.75),
     factor: float = 0.1,
+    final: float = 0.0,
 ) -> LearningRate:
-    """Return the schedule of a configuration; `milestones` are fractions of the run.
+    """Return the schedule of a configuration; `milestones` are fractions of the run, `final` is one of `peak`.
 
     Warm-up multiplies: γ(t) · min(1, (t + 1)/warmup_rounds). Raises ConfigError for an unknown kind.
     """
@@ -86,7 +87,7 @@ def build(
     elif kind == "step":
         schedule = Step(peak, tuple(math.ceil(fraction * rounds) for fraction in milestones), factor)
     elif kind == "cosine":
-        schedule = Cosine(peak, rounds)
+        schedule = Cosine(peak, rounds, final * peak)
     else:
         raise ConfigError("unknown learning-rate schedule", key="training.schedule", value=kind, valid=", ".join(KINDS))
     return WarmUp(warmup_rounds, schedule) if warmup_rounds > 0 else schedule
@@ -101,6 +102,7 @@ def learning_rates(options: TrainingOptions, rounds: int) -> LearningRate:
         warmup_rounds=options.warmup_rounds,
         milestones=options.step_milestones,
         factor=options.step_factor,
+        final=options.final_rate,
     )
 
 

@@ -507,6 +507,7 @@ def make_momentum(options: TrainingOptions) -> Momentum:
         mu=options.mu,
         weight_decay=options.weight_decay,
         beta2=options.beta2,
+        clip_norm=options.clip_norm,
     )
 
 

@@ -1,13 +1,17 @@
 """Momentum: turns a gradient g into the direction G that takes its place in every algorithm.
 
-Weight decay comes first: g ← g + λ z, z before the round. `heavy-ball`: m ← β m + g, G = m. `nesterov`: m ← β m + g, G
-= g + β m. Quasi-global (Lin et al. 2021): `qg` G = β m̂ + g, `qg-nesterov` m = β m̂ + g, G = g + β m, where m̂ follows
-the whole round's change of z, gossip included: m̂ ← μ m̂ + (1 − μ)(z_before − z_after)/γ. `adam`: G = m̄ / (√v̄ + ε).
+A gradient longer than `clip_norm` is shortened first. Then comes weight decay: g ← g + λ z, z before the round.
+`heavy-ball`: m ← β m + g, G = m. `nesterov`: m ← β m + g, G = g + β m. Quasi-global (Lin et al. 2021): `qg` G = β m̂ +
+g, `qg-nesterov` m = β m̂ + g, G = g + β m, where m̂ follows the whole round's change of z, gossip included: m̂ ← μ m̂ +
+(1 − μ)(z_before − z_after)/γ. `adam`: G = m̄ / (√v̄ + ε). `adamw` (Loshchilov and Hutter 2019): G = m̄ / (√v̄ + ε) + λ z,
+of g without weight decay.
+
 Knows neither torch nor the algorithms: it takes vectors and returns vectors, so that replay checks what training uses.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +22,7 @@ from peer.compress.decompress import add_dense_
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError
 
-KINDS = ("none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam")
+KINDS = ("none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam", "adamw")
 
 _BLOCK = 1 << 15
 """Numbers whose squares are in memory at once."""
@@ -36,8 +40,10 @@ class Momentum:
         weight_decay: float = 0.0,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
+        clip_norm: float | None = None,
     ) -> None:
-        """`mu` is `beta` unless set. Raises ConfigError for values out of range."""
+        """`mu` is `beta` unless set; without `clip_norm` no gradient is shortened. Raises ConfigError for values out of
+        range."""
         if kind not in KINDS:
             raise ConfigError("unknown kind of momentum", key="momentum.kind", value=kind, valid=", ".join(KINDS))
         for key, value in (("beta", beta), ("mu", mu), ("beta2", beta2)):
@@ -45,8 +51,10 @@ class Momentum:
                 raise ConfigError("is out of range", key=f"momentum.{key}", value=value, valid="0 to below 1")
         if not (np.isfinite(weight_decay) and weight_decay >= 0.0):
             raise ConfigError("is out of range", key="momentum.weight_decay", value=weight_decay, valid="0 or more")
+        if clip_norm is not None and not clip_norm > 0.0:
+            raise ConfigError("is out of range", key="momentum.clip_norm", value=clip_norm, valid="above 0")
         self.kind, self.beta, self.mu = kind, beta, beta if mu is None else mu
-        self.weight_decay, self.beta2, self.epsilon = weight_decay, beta2, epsilon
+        self.weight_decay, self.beta2, self.epsilon, self.clip_norm = weight_decay, beta2, epsilon, clip_norm
         self._steps = 0
         self._m: FloatArray | None = None
         self._v: FloatArray | None = None
@@ -60,7 +68,7 @@ class Momentum:
     @property
     def bounds_steps(self) -> bool:
         """Whether a direction has a length of its own, however long the gradients are."""
-        return self.kind == "adam"
+        return self.kind in ("adam", "adamw")
 
     def direction_(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
         """Return `direction(gradient, z)`; it takes the memory of the gradient if it needs any."""
@@ -71,16 +79,22 @@ class Momentum:
     def direction(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
         """Return G for the gradient at `z`, both float[n]. Neither is changed; G is good until the next call."""
         g = gradient
-        if self.weight_decay > 0.0:
+        if self.clip_norm is not None and (factor := shortening(gradient, self.clip_norm)) < 1.0:
             g = self._scratch(gradient)
+            g *= g.dtype.type(factor)
+        if self.weight_decay > 0.0 and self.kind != "adamw":
+            g = self._scratch(g)
             add_dense_(g, z, self.weight_decay)
         if self.kind == "none":
             return g
         if self._m is None:
             self._m = np.zeros_like(g)
         m, beta = self._m, g.dtype.type(self.beta)
-        if self.kind == "adam":
-            return self._adam(g, m)
+        if self.kind in ("adam", "adamw"):
+            result = self._adam(g, m)
+            if self.kind == "adamw" and self.weight_decay > 0.0:
+                add_dense_(result, z, self.weight_decay)
+            return result
         if self.kind in ("heavy-ball", "nesterov"):
             m *= beta
             m += g
@@ -153,3 +167,10 @@ class Momentum:
         np.divide(m, result, out=result)
         result /= dtype(1.0 - self.beta**self._steps)
         return result
+
+
+def shortening(gradient: FloatArray, most: float) -> float:
+    """Return the factor that makes a gradient `most` long; 1 for a shorter one, and for one that is not finite."""
+    parts = (gradient[start : start + _BLOCK] for start in range(0, gradient.size, _BLOCK))
+    norm = math.sqrt(sum(float(np.dot(part, part)) for part in parts))
+    return most / norm if most < norm < math.inf else 1.0

@@ -40,6 +40,7 @@ from peer.train.local_step import (
 )
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.metrics import metrics_of
+from peer.train.momentum import shortening
 from peer.train.own_task import errors_of, inner_task
 from peer.train.private_step import LossModule
 from peer.train.sampling import BatchDraw, augmentation_uniforms, joined
@@ -129,7 +130,9 @@ class StackedTrainer:
         self.groups = [range(first, min(first + size, self.num_peers)) for first in range(0, self.num_peers, size)]
         """The peers that are computed together. The last bits of a peer's gradient depend on its group."""
         self._group_size = size
-        self._momenta = [make_momentum(options) for _ in self.groups]
+        # It sees the gradients of a group as one, and each has a norm of its own.
+        unclipped = options.model_copy(update={"clip_norm": None})
+        self._momenta = [make_momentum(unclipped) for _ in self.groups]
 
     @property
     def num_peers(self) -> int:
@@ -185,6 +188,9 @@ class StackedTrainer:
             if direction is not None:
                 moved = moved - factor * direction
             gradient, local_losses = self._engine.gradients(moved, self._batch(t, local, group), t, local, group)
+            if self.options.clip_norm is not None:
+                for row in gradient:
+                    row *= np.float32(shortening(row, self.options.clip_norm))
             # Momentum acts number by number, so that the peers of a group together are one long vector.
             flat = momentum.direction_(gradient.reshape(-1), moved.reshape(-1))
             direction = flat.reshape(shape)

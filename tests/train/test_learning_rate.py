@@ -33,6 +33,14 @@ def test_the_papers_schedules_fall_at_their_epochs(epochs, milestones, factor, e
         assert schedule.rate(epoch * per_epoch + per_epoch - 1) == pytest.approx(rate)
 
 
+def test_cosine_ends_at_a_part_of_the_peak():
+    schedule = build("cosine", peak=2.0, rounds=100, warmup_rounds=10, final=0.1)
+    assert schedule.rate(0) == pytest.approx(0.2, rel=1e-3)
+    assert schedule.rate(50) == pytest.approx(1.1)
+    assert schedule.rate(100) == pytest.approx(0.2)
+    assert min(schedule.rate(t) for t in range(10, 100)) > 0.2
+
+
 def test_cosine_falls_from_the_peak_and_never_to_nothing():
     cosine = Cosine(2.0, 100)
     rates = [cosine.rate(t) for t in range(100)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from peer.errors import ConfigError
 from peer.train.momentum import KINDS, Momentum
@@ -55,11 +56,36 @@ def test_adam_is_adam():
         assert np.allclose(adam.direction(g, np.zeros(5)), wanted, rtol=1e-12)
 
 
+@pytest.mark.parametrize("clip_norm", [0.5, 100.0])
+def test_adamw_and_clipping_are_those_of_pytorch(clip_norm):
+    rng = np.random.default_rng(3)
+    ours, z = Momentum("adamw", beta=0.9, beta2=0.95, weight_decay=0.1, clip_norm=clip_norm), rng.normal(size=50_000)
+    theirs = torch.nn.Parameter(torch.from_numpy(z.copy()))
+    optimizer = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+    for g in rng.normal(size=(6, z.size)) * np.array([0.001, 1.0, 0.01, 3.0, 0.0, 0.1])[:, None]:
+        before = g.copy()
+        z = z - 0.01 * ours.direction(g, z)
+        assert np.array_equal(g, before), "the caller's gradient stays"
+        theirs.grad = torch.from_numpy(g)
+        torch.nn.utils.clip_grad_norm_([theirs], clip_norm)
+        optimizer.step()
+    np.testing.assert_allclose(z, theirs.detach().numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_only_longer_gradients_are_shortened_whatever_comes_behind():
+    long, z = np.array([3.0, 4.0]), np.array([1.0, 1.0])
+    assert np.allclose(Momentum(clip_norm=1.0).direction(long, z), [0.6, 0.8])
+    assert np.allclose(Momentum(clip_norm=1.0, weight_decay=0.5).direction(long, z), [1.1, 1.3])
+    assert np.array_equal(Momentum(clip_norm=5.0).direction(long, z), long)
+    broken = Momentum(clip_norm=1.0).direction(np.array([np.inf, 1.0]), z)
+    assert not np.isfinite(broken).all(), "a gradient that is none is not hidden"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_restored_momentum_goes_on_bit_for_bit_in_float32(kind):
     rng = np.random.default_rng(1)
     vectors = rng.normal(size=(10, 3, 40)).astype(np.float32)
-    one, other = Momentum(kind, weight_decay=0.01), Momentum(kind, weight_decay=0.01)
+    one, other = (Momentum(kind, weight_decay=0.01, clip_norm=6.0) for _ in range(2))
     for k, (g, z, after) in enumerate(vectors):
         if k == 5:
             saved = {name: np.array(value) for name, value in one.state().items()}
@@ -75,7 +101,8 @@ def test_restored_momentum_goes_on_bit_for_bit_in_float32(kind):
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"kind": "adamw"}, "kind"),
+        ({"kind": "adamax"}, "kind"),
+        ({"clip_norm": 0.0}, "clip_norm"),
         ({"kind": "qg", "beta": 1.0}, "beta"),
         ({"kind": "qg", "mu": -0.1}, "mu"),
         ({"weight_decay": -1.0}, "weight_decay"),
@@ -90,7 +117,7 @@ def test_wrong_settings_are_named(settings, word):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_direction_in_the_memory_of_the_gradient_has_the_same_bits(kind):
     rng = np.random.default_rng(2)
-    one, other = Momentum(kind, weight_decay=0.01), Momentum(kind, weight_decay=0.01)
+    one, other = (Momentum(kind, weight_decay=0.01, clip_norm=200.0) for _ in range(2))
     for g, z in rng.normal(size=(4, 2, 70_000)).astype(np.float32):
         expected, given = one.direction(g, z).copy(), g.copy()
         assert other.direction_(given, z).tobytes() == expected.tobytes()

@@ -201,6 +201,14 @@ def test_the_comparison_of_resnets_finds_defects(defect: str):
             assert_equal_training(stacked, single, rounds=2, tolerance=rounding_of_resnet(single))
 
 
+def test_each_peers_gradient_is_shortened_by_its_own_norm():
+    chosen = options(clip_norm=0.2, momentum="adamw")
+    assert_equal_training(*both(points(), chosen, 3), rounds=3, tolerance=1e-5)
+    unclipped = both(points(), options(momentum="none", weight_decay=0.0), 3)[1]
+    norms = [np.linalg.norm(each.gradient(each.initial_vector(), 0, 0.1, 0.1).gradient) for each in unclipped]
+    assert min(norms) > 0.2, "all are shortened"
+
+
 def test_one_by_one_equals_the_trainer_bit_for_bit():
     stacked, single = both(points(), options(), 4, how="one by one")
     z = np.tile(stacked.initial_vector(), (4, 1))
