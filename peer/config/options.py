@@ -352,9 +352,10 @@ class DataOptions(Section):
     classes: tuple[str, ...] = ()
     """Names of the class folders, in the order of their numbers, for tasks that read them: the same on all devices, of
     which each may lack some. Empty: each device numbers the folders that it has in the order of their names."""
-    partition: Literal["skew", "dirichlet", "shards", "iid", "own"] = "skew"
-    """Split of the training data among the peers. Each device computes the same split on its own. own: nothing is
-    split; every device trains on all samples that its task returns there."""
+    partition: Literal["skew", "dirichlet", "shards", "by-label", "iid", "own"] = "skew"
+    """Split of the training data among the peers. Each device computes the same split on its own. by-label: each class
+    (with the task text: each subfolder, in the order of names) is one peer's. own: nothing is split; every device
+    trains on all samples that its task returns there."""
     skew: Fraction = 0.8
     """skew: fraction of the data that is sorted by label and dealt in blocks. The rest is dealt at random."""
     alpha: Positive = 0.5

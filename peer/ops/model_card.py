@@ -96,6 +96,7 @@ def _partition(config: Config) -> str:
         "skew": f"{100 * data.skew:g} % sorted by label, the rest at random",
         "dirichlet": f"Dirichlet({data.alpha:g}) shares of each class",
         "shards": f"{data.labels_per_peer} labels per peer",
+        "by-label": "each peer has labels of its own",
         "iid": "dealt at random",
         "own": "each device's own",
     }[data.partition]

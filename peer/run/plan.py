@@ -479,7 +479,7 @@ def refuse_own_data(config: Config) -> None:
             " (--set data.partition=skew), and start peers with data of their own with `sotto run`",
             key="data.partition",
             value="own",
-            valid="skew, dirichlet, shards, iid",
+            valid="skew, dirichlet, shards, by-label, iid",
         )
 
 

@@ -35,6 +35,7 @@ KINDS: Mapping[str, str] = {
     "skew": "A fraction of each class is sorted by label and dealt in consecutive blocks, the rest at random.",
     "dirichlet": "Each class is split among the peers in proportions drawn from Dirichlet(alpha).",
     "shards": "Each peer holds samples of labels_per_peer classes only.",
+    "by-label": "Peer k of N has the samples of the labels k, k + N, …, or its share of one where labels are few.",
     "iid": "Samples are dealt at random.",
 }
 """One sentence for each kind of split."""
@@ -200,6 +201,8 @@ def partition(
     elif kind == "shards":
         owner = _deal_by_shards(checked, num_peers, labels_per_peer, seed)
         settings = {"labels_per_peer": labels_per_peer}
+    elif kind == "by-label":
+        owner, settings = _deal_by_label(checked, num_peers, seed), {}
     elif kind == "iid":
         owner, settings = _deal_by_skew(checked, num_peers, 0.0, seed), {}
     else:
@@ -356,6 +359,22 @@ def _even_sizes(total: int, parts: int) -> IntArray:
     First, so that no part shrinks when `total` grows.
     """
     return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
+
+
+def _deal_by_label(labels: IntArray, num_peers: int, seed: int) -> IntArray:
+    """Return int64[m], the owner of each sample: label l of L is that of peer l mod N; where there are fewer labels
+    than peers, the samples of each are dealt at random to the peers k with k mod L = l."""
+    classes, dense, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    shuffled = _stream(seed, _Draw.ORDER).permutation(labels.size)
+    rank = np.empty(labels.size, dtype=np.int64)
+    rank[shuffled[np.argsort(dense[shuffled], kind="stable")]] = np.concatenate([np.arange(size) for size in sizes])
+    first = dense % num_peers
+    sharers = -((first - num_peers) // classes.size)
+    owner: IntArray = first + classes.size * (rank % sharers)
+    if not np.bincount(owner, minlength=num_peers).all():
+        problem, valid = "a label has fewer samples than it has peers", "fewer, or more data"
+        raise ConfigError(problem, key="peers", value=num_peers, valid=valid)
+    return owner
 
 
 def _dirichlet(alpha: float, rows: int, columns: int, seed: int) -> Float64Array:
