@@ -298,9 +298,11 @@ class Cluster:
         text = f"{self.names[index]} {how}: {words} (see {self.peer_files[index].parent / 'log.txt'})"
         error = _KINDS.get(code, SottoError)(text)
         if self.trainer is None:
+            error.exit_code = max(code, 1)
             # What ended it is for its author to see, and may be anywhere in what the script printed.
             lines = self._log(index).rstrip().splitlines()[-_LAST_LINES - 1 : -1]
-            error.add_note("\n".join([f"the last lines of {self.names[index]}:", *(f"  {line}" for line in lines)]))
+            if lines:
+                error.add_note("\n".join([f"the last lines of {self.names[index]}:", *(f"  {line}" for line in lines)]))
         elif (trace := self.last_traceback(index)) is not None:
             error.add_note(f"{self.names[index]} logged:\n{trace}")
         return error

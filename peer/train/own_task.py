@@ -37,12 +37,15 @@ class UserCode:
 
     @contextmanager
     def runs(self) -> Iterator[None]:
-        """Within this context every exception is the user's, except a SottoError, which already says whose it is."""
+        """Within this context every exception is the user's, except a SottoError, which already says whose it is, and
+        an exit of a script."""
         try:
             yield
         except SottoError:
             raise
         except (Exception, SystemExit) as error:  # Own code may raise anything; an exit would end a peer as a success.
+            if isinstance(error, SystemExit) and self._what == "script":
+                raise  # Python shows its sentence alone, and exits with its code.
             text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
             raise TaskError(f"error in your {self._what}: {text} ({self._place(error)})") from error
 

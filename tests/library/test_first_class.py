@@ -121,6 +121,29 @@ def test_a_killed_run_goes_on_and_comes_to_what_the_simulation_does(script: Path
     assert "peer-2 begins at 0" in (folder / "runs" / "own-simulated" / "logs" / "peer-2.txt").read_text()
     done = sotto("up", "--resume", "own", "--runs-dir", str(folder / "runs"))
     assert "already complete" in done.stderr
+    hub = folder / "hub"
+    refused = sotto("export", str(folder / "runs" / "own"), "--format", "huggingface", "-o", str(hub))
+    assert refused.exit_code == 2, refused.output
+    assert "cannot describe the model of a training script; let the script write its config.json" in refused.stderr
+    assert not hub.exists(), "refused before anything is written"
+
+
+@pytest.mark.parametrize(("leaves_with", "code"), [("no texts in here", 1), (7, 7)])
+def test_a_script_that_exits_is_shown_as_python_shows_it(leaves_with: str | int, code: int, tmp_path: Path) -> None:
+    (tmp_path / "exits.py").write_text(f"raise SystemExit({leaves_with!r})")
+    file = tmp_path / "peer.toml"
+    file.write_text('[security]\nmode = "insecure"\n[[peers]]\nname = "peer-0"\n')
+    for words in (("simulate", "exits.py", "-n", "2", "--no-save"), ("run", "exits.py", "--config", str(file))):
+        done = sotto_in(tmp_path, *words)
+        assert done.returncode == code, done.stderr
+        said = [line for line in done.stderr.splitlines() if "preparing" not in line]
+        assert said == ([leaves_with] if code == 1 else [])
+    done = sotto_in(tmp_path, "up", "exits.py", "-n", "2", "--no-live")
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "SystemExit" not in done.stderr
+    if code == 1:
+        assert f" ended with code 1: {leaves_with} (see " in done.stderr.splitlines()[-1]
 
 
 def test_a_script_that_fails_is_shown_and_ends_the_run(script: Path) -> None:
