@@ -121,8 +121,10 @@ LISTED = {
     "cli.training_run": "whether a folder is empty",
     "daemon.process": "whether a folder is empty: data that is not mounted",
     "net.tcp_info": "/proc",
+    "run.plan": "whether a folder is empty",
     "state.disk": "names, which its users compare with their own, from the first character to the last",
     "train.datasets.catalogue": "an archive is unpacked into a folder that was made for it",
+    "train.datasets.documents": "texts by their endings, in subfolders as well; no hidden ones",
     "train.datasets.image_folder": "folders, and images by their endings; no hidden ones",
 }
 """Modules that list whole folders, and why a file that is half written is nothing to them."""

@@ -279,7 +279,11 @@ def missing_here(config: Config, base: Path) -> Iterator[validate.Objection]:
     if directory is not None and not (base / directory).exists():
         makes = "; make that folder, where the task fills it by itself" if function else ""
         yield validate.Objection("error", "data.directory", f"there is no {base / directory} on this device{makes}")
-    elif directory is None and not function and name != OWN_LOOP and task_info(name).reads_files:
+    elif function or name == OWN_LOOP or not task_info(name).reads_files:
+        return
+    elif directory is not None and (base / directory).is_dir() and not any((base / directory).iterdir()):
+        yield validate.Objection("error", "data.directory", f"there is nothing in {base / directory}")
+    elif directory is None:
         sentence = f"is missing; name the folder with the data of task {name}: --set data.directory=FOLDER"
         yield validate.Objection("error", "data.directory", sentence)
 

@@ -135,6 +135,7 @@ def test_lists_are_complete_sentences_and_json(what: str) -> None:
         (("training.task=peer.pets:make_task",), "training.task", "there is no module peer.pets here"),
         (("training.task=cifar10",), "data.directory", "the folder with the data of task cifar10"),
         (("training.task=cifar10", "data.directory=nowhere"), "data.directory", "there is no nowhere on this device"),
+        (("training.task=text", "data.directory=nothing"), "data.directory", "there is nothing in nothing"),
         (("data.directory=nowhere",), "data.directory", "there is no nowhere on this device"),
     ],
 )
@@ -142,6 +143,7 @@ def test_a_task_or_data_that_are_not_here_are_not_valid(
     settings: tuple[str, ...], key: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "nothing").mkdir()
     (tmp_path / "cats.py").write_text("raise SystemExit('it is not executed')")
     words = [word for each in settings for word in ("--set", each)]
     result = sotto("lab", "validate", "-n", "4", "--json", *words)
