@@ -91,8 +91,8 @@ def export(
     which works with any model. Both print the accuracy of the exported model and of the same weights in float32. ONNX
     needs `pip install 'sottovoce[onnx]'`.
 
-    With --format huggingface, the folder of a DistilBERT is one that `transformers` loads. Other models need the code
-    of their task, which config.json names.
+    With --format huggingface, the folder of a DistilBERT or GPT is one that `transformers` loads. Other models need the
+    code of their task, which config.json names.
 
     \b
     Examples:

@@ -644,6 +644,24 @@ NEW_JOBS: Mapping[tuple[str, str, Any], Mapping[str, Mapping[str, Any]]] = {
     ("training", "task", DIGITS): {"algorithm": {"drift_correction": "auto"}, "compressor": {"fraction": 0.1}},
     # A script exchanges rarely, and who tries a folder of images trains briefly: each round has to say much.
     ("training", "task", OWN_LOOP): {"graph": {"kind": "exponential"}, "compressor": {"fraction": 0.1}},
+    # As language models are usually trained. `up` and `simulate` give each peer a subfolder.
+    ("training", "task", "text"): {
+        "graph": {"kind": "exponential"},
+        "compressor": {"fraction": 0.1},
+        "data": {"partition": "by-label"},
+        "evaluation": {"every_rounds": 25},
+        "run": {"rounds": 100},
+        "training": {
+            "momentum": "adamw",
+            "learning_rate": 2e-3,
+            "beta2": 0.95,
+            "weight_decay": 0.1,
+            "clip_norm": 1.0,
+            "warmup_rounds": 5,
+            "final_rate": 0.1,
+            "local_steps": 16,
+        },
+    },
     ("training", "task", "image-folder"): {"graph": {"kind": "exponential"}, "compressor": {"fraction": 0.1}},
     ("algorithm", "name", "low-rank"): {"algorithm": {"factor_exponents": "layer"}},
     ("compressor", "value_bits", 2): {"compressor": {"four_levels": True}},

@@ -26,7 +26,7 @@ from peer.config.writer import write_bytes
 from peer.errors import ConfigError, SottoError, StateError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind, Membership
-from peer.ops.hub_folder import card_heading, hub_config, is_of_transformers
+from peer.ops.hub_folder import auto_class, card_heading, hub_config, stored_shapes
 from peer.ops.model_card import CardFacts, model_card
 from peer.ops.whole_models import MEAN, averaged, differ, formed_after, formed_average, read_form, read_model
 from peer.records import ACCURACY, ModelForm
@@ -199,6 +199,8 @@ def export_model(
     needs_task = int8 or beside.program or beside.onnx or beside.onnx_int8
     is_one = len(members) == 1 and peer_index is None
     model = _read(members, done, statistics, needs_task=needs_task, needs_data=int8, takes_formed=is_one)
+    if beside.hub:
+        hub_config(members[0].config, {name: each.shape for name, each in model.tensors.items()})
     indices = tuple(folder.config.peer.index for folder in members)
     if model.members is not None:
         indices = tuple(map(Numbering(members[0].config.num_listed).device, model.members))
@@ -219,6 +221,9 @@ def export_model(
 def _export_simulated(source: Path, files: list[Path], beside: Beside, *, int8: bool) -> Exported:
     """Write the averaged model of the folder of a simulation."""
     config = configuration.load(source / "config.toml", environment={}) if (source / "config.toml").exists() else None
+    if beside.hub and config is not None:
+        # Refused before anything is written.
+        hub_config(config, stored_shapes(source / "model.safetensors"))
     opened = None
     if int8 or beside.program or beside.onnx or beside.onnx_int8:
         if config is None:
@@ -529,10 +534,10 @@ def _write_beside(
                 finally:
                     if not beside.onnx:
                         full.unlink(missing_ok=True)
-    heading, of_transformers = "", False
+    heading, loaded_by = "", ""
     if beside.hub:
-        text = hub_config(config, exported.weights)
-        heading, of_transformers = card_heading(text), is_of_transformers(text)
+        text = hub_config(config, stored_shapes(*exported.weights))
+        heading, loaded_by = card_heading(text), auto_class(text)
         write_bytes(output.with_name(_HUB_CONFIG), text.encode())
     if beside.card:
         *others, card = exported.files
@@ -544,7 +549,7 @@ def _write_beside(
             measured=figures,
             inputs=inputs,
             is_int8="int8" in exported.figures,
-            of_transformers=of_transformers,
+            auto_class=loaded_by,
         )
         write_bytes(card, (heading + model_card(config, facts, others)).encode())
     return replace(exported, figures=figures)

@@ -1,6 +1,6 @@
 """Files of a Hugging Face Hub folder beside the weights: config.json, and the heading of the model card.
 
-DistilBERT has the names and the arithmetic of `transformers`, which loads such a folder by itself. Other models need
+DistilBERT and GPT have the names and the arithmetic of `transformers`, which loads such a folder by itself. Others need
 the code of their task: their config.json says which.
 """
 
@@ -11,23 +11,44 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from peer import __version__
-from peer.config.options import Config
+from peer.config.options import OWN_LOOP, Config
+from peer.errors import ConfigError
 from peer.ops.model_card import without_folders
+from peer.train.datasets.documents import END
 from peer.train.model_file import open_tensors
 from peer.train.models.distilbert import BASE
+from peer.train.models.gpt import heads_of
 
 _WORDS = "distilbert.embeddings.word_embeddings.weight"
 _NEEDED = (_WORDS, "distilbert.embeddings.position_embeddings.weight", "pre_classifier.weight", "classifier.weight")
+_LOADED_BY = {
+    "distilbert": ("AutoModelForSequenceClassification", "text-classification"),
+    "gpt2": ("AutoModelForCausalLM", "text-generation"),
+}
+"""model_type → class that loads it, and its use."""
 _HIDDEN = "distilbert.transformer.layer.{}.ffn.lin1.weight"
 
 
-def hub_config(config: Config, weights: Sequence[Path]) -> str:
-    """Return config.json for the model in safetensors files, as text. Raises DataError where one cannot be read."""
+def stored_shapes(*weights: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in safetensors files, by name. Raises DataError where one cannot be read."""
     shapes: dict[str, list[int]] = {}
     for each in weights:
         with open_tensors(each) as file:
             shapes |= {name: file.get_slice(name).get_shape() for name in [*file.keys()]}
-    fields = _distilbert(shapes) or {
+    return shapes
+
+
+def hub_config(config: Config, shapes: Mapping[str, Sequence[int]]) -> str:
+    """Return config.json for a model with tensors of these shapes, as text. Raises ConfigError where only a training
+    script knows the model."""
+    fields = _gpt(shapes) if config.training.task == "text" else _distilbert(shapes)
+    if fields is None and config.training.task == OWN_LOOP:
+        raise ConfigError(
+            "cannot describe the model of a training script; let the script write its config.json into a folder"
+            " (model.config.save_pretrained), and the weights beside it: sotto export … -o FOLDER/model.safetensors",
+            key="--format huggingface",
+        )
+    fields = fields or {
         "model_type": "sottovoce",
         "task": config.training.task,
         "task_options": {key: without_folders(value) for key, value in config.training.task_options.items()},
@@ -36,20 +57,37 @@ def hub_config(config: Config, weights: Sequence[Path]) -> str:
     return json.dumps(fields, indent=2) + "\n"
 
 
-def is_of_transformers(text: str) -> bool:
-    """Whether `transformers` loads a model with this config.json."""
-    kind: str = json.loads(text)["model_type"]
-    return kind != "sottovoce"
+def auto_class(text: str) -> str:
+    """Return the class of `transformers` that loads a model with this config.json; "" where none does."""
+    return _LOADED_BY.get(json.loads(text)["model_type"], ("", ""))[0]
 
 
 def card_heading(text: str) -> str:
     """Return the heading of a model card that tells the Hub about a model with this config.json."""
-    of_transformers = ["library_name: transformers", "pipeline_tag: text-classification"]
-    library = of_transformers if is_of_transformers(text) else ["library_name: sottovoce"]
+    _, use = _LOADED_BY.get(json.loads(text)["model_type"], ("", ""))
+    library = ["library_name: transformers", f"pipeline_tag: {use}"] if use else ["library_name: sottovoce"]
     return "\n".join(["---", *library, "tags:", "- sottovoce", "---", "", ""])
 
 
-def _distilbert(shapes: Mapping[str, list[int]]) -> dict[str, object] | None:
+def _gpt(shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
+    """Return the configuration of a GPT on bytes with tensors of these shapes."""
+    vocabulary, width = shapes["transformer.wte.weight"]
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": vocabulary,
+        "n_positions": shapes["transformer.wpe.weight"][0],
+        "n_embd": width,
+        "n_layer": sum(name.endswith(".ln_1.weight") for name in shapes),
+        "n_head": heads_of(width),
+        "tie_word_embeddings": True,
+        # Training never left out anything.
+        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END[0]),
+    }
+
+
+def _distilbert(shapes: Mapping[str, Sequence[int]]) -> dict[str, object] | None:
     """Return the configuration of a DistilBERT with tensors of these shapes; None if it is none."""
     if not all(name in shapes for name in _NEEDED) or shapes[_WORDS][1] != BASE.width:
         return None

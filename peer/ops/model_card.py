@@ -34,8 +34,8 @@ class CardFacts:
     """Inputs of the ONNX model."""
     is_int8: bool = False
     """Whether the safetensors file has int8 weights."""
-    of_transformers: bool = False
-    """Whether `transformers` loads the folder."""
+    auto_class: str = ""
+    """Class of `transformers` that loads the folder; empty where none does."""
 
 
 def model_card(config: Config, facts: CardFacts, files: Sequence[Path]) -> str:
@@ -134,11 +134,11 @@ def _files(files: Sequence[Path], facts: CardFacts) -> str:
     first, *others = files
     if facts.is_int8:
         text = [f"`{first.name}` holds int8 weights for `sottovoce.load_int8`."]
-    elif facts.of_transformers:
-        load = 'model = AutoModelForSequenceClassification.from_pretrained("FOLDER")'
+    elif facts.auto_class:
+        load = f'model = {facts.auto_class}.from_pretrained("FOLDER")'
         text = [
             "To load the model from the folder of this card:",
-            f"```python\nfrom transformers import AutoModelForSequenceClassification\n\n{load}\n```",
+            f"```python\nfrom transformers import {facts.auto_class}\n\n{load}\n```",
         ]
     else:
         shards = [file for file in others if file.suffix == ".safetensors"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,12 @@ import torch
 
 from peer.train.data import Batch, Classification
 from peer.train.memory import aligned
-from peer.train.metrics import LOSS, MeanValues
+from peer.train.metrics import LOSS, MeanValues, figure_of, metrics_of
 from peer.train.moving import buffers_kept
 from peer.train.own_task import OwnTask, errors_of, inner_task
 from peer.train.task import Data, Task
+
+Values: TypeAlias = Mapping[str, torch.Tensor]
 
 EVALUATION_BATCH = 256
 """Samples of a batch in evaluation: fixed, so that the sums do not depend on settings."""
@@ -53,20 +56,32 @@ def evaluate_model(
             for start in range(0, len(indices), EVALUATION_BATCH):
                 part = torch.from_numpy(indices[start : start + EVALUATION_BATCH])
                 batch = aligned(data.batch(part), device)
-                batch_loss, right = judge(task, model, batch)
+                batch_loss, right, values = _judged(task, model, batch)
                 labels = class_labels(task, data, part)
                 correct += np.bincount(labels[right.cpu().numpy()], minlength=classes)
                 total += np.bincount(labels, minlength=classes)
                 loss += float(batch_loss) * len(part)
-                if isinstance(task, OwnTask) and task.metrics:
-                    own_values.add(task.measure(model, batch))
+                own_values.add(values)
     finally:
         model.train()
     if not len(indices):
         return Evaluation(correct, total, None)
     loss /= len(indices)
-    figures = task.figures({LOSS: loss, **own_values.means()}) if isinstance(task, OwnTask) else {}
-    return Evaluation(correct, total, loss, figures)
+    means = {LOSS: loss, **own_values.means()}
+    if isinstance(task, OwnTask):
+        return Evaluation(correct, total, loss, task.figures(means))
+    return Evaluation(correct, total, loss, {each.name: figure_of(each, means) for each in metrics_of(task)})
+
+
+def _judged(task: Task, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, Values]:
+    """Return what `judge` does, and the values of the task's metrics. One forward pass gives both where a built-in task
+    has metrics: it has no samples that are right, and measures its loss."""
+    if isinstance(task, OwnTask) or not metrics_of(task):
+        found = judge(task, model, batch)
+        return *found, task.measure(model, batch) if isinstance(task, OwnTask) and task.metrics else {}
+    kind: Any = task
+    values = kind.measure(model, batch)
+    return values[LOSS].mean(), torch.zeros(len(batch[0]), dtype=torch.bool), values
 
 
 def class_labels(task: Task, data: Data, indices: torch.Tensor) -> npt.NDArray[np.int64]:

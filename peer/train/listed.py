@@ -39,6 +39,9 @@ TASKS: Mapping[str, TaskInfo] = {
     "ag-news": TaskInfo("AG News: titles and first sentences in 4 classes, from its CSV files.", _TEXT),
     "sst2": TaskInfo("SST-2: positive and negative sentences of film reviews, as SentEval or GLUE has them.", _TEXT),
     "senteval-length": TaskInfo("SentEval: how long a sentence is, in 6 classes.", _TEXT),
+    "text": TaskInfo(
+        "The next byte of texts: .txt and .jsonl files of any folder.", ("model", "context", "width", "blocks")
+    ),
     "clusters": TaskInfo(
         "Points around centres, any number of samples: to simulate very many peers.",
         ("features", "hidden", "classes", "samples", "spread"),
@@ -71,5 +74,9 @@ MODELS: Mapping[str, str] = {
     "vgg16": "VGG-16 for images of any size, without normalization.",
     "mobilenetv2": "MobileNetV2 for images of any size, with any of the norms.",
     "distilbert": "DistilBERT for classes of sentences, from weights in a file or drawn.",
+    "gpt-1m": "GPT-2's layout for bytes: 128 wide, 5 blocks.",
+    "gpt-3m": "GPT-2's layout for bytes: 256 wide, 4 blocks.",
+    "gpt-10m": "GPT-2's layout for bytes: 384 wide, 6 blocks.",
+    "gpt-124m": "The smallest GPT-2: 768 wide, 12 blocks. Its vocabulary makes up 38 million, which bytes do not need.",
     "quadratic": "Any number of parameters and a cheap gradient, for benchmarks.",
 }

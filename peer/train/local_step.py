@@ -37,6 +37,7 @@ from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import InParts, load_model_, model_parts, not_in_files, save_model, start_model
 from peer.train.momentum import Momentum
 from peer.train.moving import FrozenParameters, buffers_kept, frozen_kept, matching, set_buffer_
+from peer.train.next_byte import NextByte
 from peer.train.own_task import OwnTask, criteria_of, errors_of, inner_task
 from peer.train.precision import make_model, precision_of
 from peer.train.private_step import ClippedSum, GaussianMechanism, check_options, noised_mean, sampling_rate
@@ -570,7 +571,9 @@ def check_data(task: Task, data: Data, name: str) -> None:
 def augments(task: Task) -> bool:
     """Return whether training batches are to be augmented, as far as one can tell."""
     kind = inner_task(task)
-    return not (isinstance(kind, Classification) and kind.augmentation is None and kind.keeps("augment"))
+    if isinstance(kind, Classification):
+        return not (kind.augmentation is None and kind.keeps("augment"))
+    return not isinstance(kind, NextByte)
 
 
 def seed_operators(seed: int, peer: int, t: int, local: int, device: torch.device) -> None:

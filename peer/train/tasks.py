@@ -22,6 +22,7 @@ from peer.random import SHARED, Purpose, stream
 from peer.train import listed
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.datasets.clusters import clusters as make_clusters
+from peer.train.datasets.documents import WindowData, find_texts
 from peer.train.datasets.image_files import (
     CIFAR10,
     CIFAR100,
@@ -43,6 +44,7 @@ from peer.train.models import (
     DistilBertSize,
     Quadratic,
     distilbert,
+    gpt,
     logistic,
     mlp,
     mobilenetv2,
@@ -55,6 +57,8 @@ from peer.train.models import (
     vgg16,
 )
 from peer.train.models.distilbert import BASE, HEAD
+from peer.train.models.gpt import GPT_SIZES
+from peer.train.next_byte import NextByte
 from peer.train.own_task import OwnTask, UserCode
 from peer.train.startup import complete_torch
 from peer.train.task import Data, Task
@@ -230,6 +234,25 @@ def senteval_length(
     return text.task(lambda: splits()["tr"], lambda: splits()["va"])
 
 
+def text(
+    *,
+    model: str = "gpt-1m",
+    context: int = 256,
+    width: int = 0,
+    blocks: int = 0,
+    directory: str | None = None,
+) -> Task:
+    """Return the texts of a folder, to train a GPT on windows of `context` bytes. `width` and `blocks`: in place of the
+    model's, unless 0."""
+    _choice("model", model, tuple(GPT_SIZES))
+    _whole("context", context, 2, 65536)
+    _whole("width", width, 0, 8192)
+    _whole("blocks", blocks, 0, 1000)
+    own_width, own_blocks = GPT_SIZES[model]
+    make = partial(gpt, width or own_width, blocks or own_blocks, context=context)
+    return NextByte("text", make, find_texts(_required(directory, "texts, as .txt or .jsonl files")), context)
+
+
 @dataclass(frozen=True)
 class _Text:
     """Shared members of the tasks on sentences."""
@@ -341,7 +364,9 @@ def configured(config: Config, base: Path, *, former_order: bool = False) -> Tas
     name, classes = config.training.task, config.data.classes
     if not classes and former_order and directory is not None and name in _OF_FOLDERS:
         classes = former_classes(directory)
-    return resolve_task(name, dict(config.training.task_options), directory=directory, class_names=classes)
+    task = resolve_task(name, dict(config.training.task_options), directory=directory, class_names=classes)
+    is_own = config.data.partition == "own"
+    return task.with_one_folder() if is_own and isinstance(task, NextByte) else task
 
 
 def read_all_data(config: Config, base: Path) -> dict[str, tuple[str, ...]]:
@@ -360,7 +385,7 @@ def read_all_data(config: Config, base: Path) -> dict[str, tuple[str, ...]]:
 
 def found_in(task: Task, data: Data) -> tuple[str, ...]:
     """Return sentences on a data set: samples by class, and the entries of a folder that were left out."""
-    if isinstance(data, FolderData):
+    if isinstance(data, FolderData | WindowData):
         return data.found
     if not task.num_classes:
         return (f"{len(data):,} samples",)
@@ -469,6 +494,7 @@ TASKS: Mapping[str, Callable[..., Task]] = {
     "ag-news": ag_news,
     "sst2": sst2,
     "senteval-length": senteval_length,
+    "text": text,
     "clusters": clusters,
     "synthetic": synthetic,
 }

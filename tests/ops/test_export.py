@@ -26,7 +26,7 @@ from peer.state.checkpoints import Checkpoint, StateFolder, StoredArrays
 from peer.state.disk import RealDisk
 from peer.train import model_file
 from peer.train.model_file import save_model
-from peer.train.models import DistilBertSize, distilbert
+from peer.train.models import DistilBertSize, distilbert, gpt
 from tests.cli.runner import sotto
 
 JOB = Config(peers=tuple(PeerAddress(name=f"peer-{index}") for index in range(2)))
@@ -301,6 +301,27 @@ def test_no_model_is_read_whole(run: Path, tmp_path: Path, monkeypatch: pytest.M
     export_model(run, tmp_path / "blocks.safetensors")
     assert max(sizes) == 100
     assert (tmp_path / "blocks.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+
+
+def test_transformers_loads_a_gpt_and_goes_on_with_a_text(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers: the extra huggingface installs it")
+    torch.manual_seed(0)
+    own = gpt(128, 2, context=24)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save_model(own, folder / "model.safetensors")
+    (folder / "config.toml").write_text('[training]\ntask = "text"\n')
+    done = sotto("export", str(folder), "--format", "huggingface", "-o", str(tmp_path / "hub"))
+    assert done.exit_code == 0, done.output
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert "library_name: transformers\npipeline_tag: text-generation\n" in card
+    assert "AutoModelForCausalLM" in card
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
+    tokens = torch.randint(256, (3, 24))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens).logits, own(tokens), rtol=1e-5, atol=1e-5)
+    begin = torch.tensor([list(b"The ")])
+    assert loaded.generate(begin, max_length=20).shape[1] <= 20
 
 
 @pytest.mark.parametrize("shard_bytes", [10_000, 10_000_000_000])

@@ -55,7 +55,7 @@ def make_task(*, hidden=4, directory=None):
 def test_every_built_in_task_is_described():
     assert set(TASKS) == {
         *("digits", "mnist", "cifar10", "cifar100", "imagenette", "image-folder"),
-        *("ag-news", "clusters", "sst2", "senteval-length", "synthetic"),
+        *("ag-news", "clusters", "sst2", "senteval-length", "synthetic", "text"),
     }
     assert all(info.summary.endswith(".") and "\n" not in info.summary for info in listed.TASKS.values())
     assert list(listed.MODELS) == list(MODELS)

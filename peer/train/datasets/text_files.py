@@ -41,7 +41,7 @@ def read_ag_news(directory: str | Path, split: str) -> Sentences:
     """
     path = find_text(directory, f"{split}.csv")
     texts, labels = [], []
-    with _open(path) as file:
+    with opened(path) as file:
         for number, row in enumerate(csv.reader(_bounded(path, file)), start=1):
             if len(row) != 3:
                 raise DataError(f"{path}, line {number}: {len(row)} fields instead of class, title and description")
@@ -55,7 +55,7 @@ def read_sst2(directory: str | Path, split: str) -> Sentences:
     split, the files of GLUE (train.tsv, dev.tsv, with a heading) will do as well."""
     path = find_text(directory, f"sentiment-{split}", f"{split}.tsv")
     texts, labels = [], []
-    with _open(path) as file:
+    with opened(path) as file:
         for number, line in enumerate(_bounded(path, file), start=1):
             text, tab, label = line.rstrip("\r\n").rpartition("\t")
             if number == 1 and label == "label":
@@ -73,7 +73,7 @@ def read_sentence_lengths(directory: str | Path) -> dict[str, Sentences]:
     path = find_text(directory, "sentence_length.txt")
     texts: dict[str, list[str]] = {"tr": [], "va": [], "te": []}
     labels: dict[str, list[int]] = {"tr": [], "va": [], "te": []}
-    with _open(path) as file:
+    with opened(path) as file:
         for number, line in enumerate(_bounded(path, file), start=1):
             fields = line.rstrip("\r\n").split("\t")
             if len(fields) != 3 or fields[0] not in texts:
@@ -94,7 +94,7 @@ def find_text(directory: str | Path, *names: str) -> Path:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[TextIO]:
+def opened(path: Path) -> Iterator[TextIO]:
     """Open a text file; errors while it is read become a DataError with its name."""
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:

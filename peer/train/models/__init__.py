@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from torch import nn
 
 from peer.errors import ConfigError
 from peer.train.models.distilbert import DistilBertSize, distilbert
+from peer.train.models.gpt import GPT_SIZES, gpt
 from peer.train.models.logistic import logistic
 from peer.train.models.mlp import mlp
 from peer.train.models.mobilenet import mobilenetv2
@@ -27,6 +29,7 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "vgg16": vgg16,
     "mobilenetv2": mobilenetv2,
     "distilbert": distilbert,
+    **{name: partial(gpt, *size) for name, size in GPT_SIZES.items()},
     "quadratic": Quadratic,
 }
 """By name; `peer.train.listed` says more of each."""
@@ -54,6 +57,7 @@ __all__ = [
     "DistilBertSize",
     "Quadratic",
     "distilbert",
+    "gpt",
     "logistic",
     "mlp",
     "mobilenetv2",

@@ -1,0 +1,139 @@
+"""The texts of a folder as windows of bytes, for language models: .txt files are a document each, and the lines of
+.jsonl files are objects with a "text". Any of them may be compressed (.gz, .xz).
+
+A byte is a token, and a zero byte ends each document. A document is either trained on or held out, by a hash of its
+content: it stays on its side when others come, and a copy of it is on the same side wherever it lies. Only the first
+copy counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from peer.errors import DataError
+from peer.foreign_values import parse_json
+from peer.train.data import Batch
+from peer.train.datasets.text_files import opened
+
+END = b"\0"
+SUFFIXES = (".txt", ".jsonl")
+_HELD_OUT_BELOW = b"\x1a"
+"""Documents whose hash begins with less are held out: 26 in 256. One is, and one is not, in any case."""
+_MOST_HELD_OUT = 256
+"""Held-out windows of a subfolder by which models are judged, evenly spread."""
+
+
+def find_texts(directory: str | Path) -> dict[str, list[Path]]:
+    """Return the files with texts by subfolder of a folder, in the order of their names; "" for those in none. Hidden
+    ones are left out. Raises DataError if there are none."""
+    folder = Path(directory).expanduser()
+    found: dict[str, list[Path]] = {}
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        for path in sorted(entry.rglob("*")) if entry.is_dir() else [entry]:
+            parts = path.relative_to(folder).parts
+            plain = path.name.removesuffix(".gz").removesuffix(".xz")
+            if plain.endswith(SUFFIXES) and path.is_file() and not any(part.startswith(".") for part in parts):
+                found.setdefault(parts[0] if len(parts) > 1 else "", []).append(path)
+    if not found:
+        raise DataError(f"data.directory: {folder} holds no texts ({', '.join(SUFFIXES)})")
+    return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True, eq=False)
+class WindowData:
+    """Windows of texts that lie one after the other."""
+
+    texts: torch.Tensor
+    """uint8[bytes]."""
+    starts: torch.Tensor
+    """int64[m], where each window begins."""
+    labels: torch.Tensor
+    """int64[m], the number of the subfolder."""
+    length: int
+    found: tuple[str, ...]
+    """What was read, as sentences."""
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return len(self.starts)
+
+    def batch(self, indices: torch.Tensor) -> Batch:
+        """Return windows int64[b, length] and numbers of subfolders int64[b]."""
+        places = self.starts[indices][:, None] + torch.arange(self.length)
+        return self.texts[places].long(), self.labels[indices]
+
+
+def read_windows(folders: Mapping[str, Sequence[Path]], length: int) -> tuple[WindowData, WindowData]:
+    """Return windows to train on, and held-out ones, of the texts in some files by subfolder. No window lies in two
+    subfolders.
+
+    Raises DataError for a file that is no text, and a subfolder with less than a window on one side.
+    """
+    known: set[bytes] = set()
+    train, test = dict[str, list[bytes]](), dict[str, list[bytes]]()
+    for name, paths in folders.items():
+        own: dict[bytes, bytes] = {}
+        for text in (text for path in paths for text in _texts_of(path)):
+            digest = hashlib.sha256(text).digest()
+            if digest not in known:
+                own[digest] = text + END
+            known.add(digest)
+        where = f"subfolder {name}" if name else str(paths[0].parent)
+        if len(own) < 2:
+            raise DataError(
+                f"data.directory: {where} holds {len(own)} texts that are in no other: one is held out, so it takes two"
+                " or more"
+            )
+        ordered = [own[digest] for digest in sorted(own)]
+        cut = min(max(1, sum(digest < _HELD_OUT_BELOW for digest in own)), len(ordered) - 1)
+        train[where], test[where] = ordered[cut:], ordered[:cut]
+    return _windows(train, length, "to train on"), _windows(test, length, "held out", _MOST_HELD_OUT)
+
+
+def _windows(texts: Mapping[str, Sequence[bytes]], length: int, use: str, most: int | None = None) -> WindowData:
+    """Return the windows of one side, by subfolder."""
+    joined, starts, found, end = list[bytes](), list[torch.Tensor](), list[str](), 0
+    for where, own in texts.items():
+        joined.append(b"".join(own))
+        size = len(joined[-1])
+        if size < length:
+            raise DataError(
+                f"data.directory: {where} holds {size} bytes {use}, and a window takes {length}: add texts, or lower"
+                " training.task_options.context"
+            )
+        count = size // length
+        starts.append(end + length * torch.arange(0, count, 1 if most is None else -(-count // most)))
+        end += size
+        found.append(f"{where}: {len(own):,} different texts, {size:,} bytes")
+    labels = torch.cat([torch.full_like(each, number) for number, each in enumerate(starts)])
+    whole = torch.frombuffer(bytearray(b"".join(joined)), dtype=torch.uint8)
+    return WindowData(whole, torch.cat(starts), labels, length, tuple(found))
+
+
+def _texts_of(path: Path) -> Iterator[bytes]:
+    """Yield the texts of a file, which are not empty."""
+    with opened(path) as file:
+        if ".jsonl" not in path.suffixes:
+            yield from _checked(file.read(), str(path))
+            return
+        for number, line in enumerate(file, start=1):
+            where = f"{path}, line {number}"
+            try:
+                value = parse_json(line)
+            except ValueError as error:
+                raise DataError(f"{where}: is not valid JSON: {error}") from None
+            if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+                raise DataError(f'{where}: is no object with a "text", as {{"text": "…"}}')
+            yield from _checked(value["text"], where)
+
+
+def _checked(text: str, where: str) -> Iterator[bytes]:
+    if "\0" in text:
+        raise DataError(f"{where} holds zero bytes, so it is no text; take it out of the folder")
+    if text:
+        yield text.encode()

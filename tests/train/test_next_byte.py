@@ -1,0 +1,142 @@
+"""The task text: loss in nats a byte, by subfolder and over all, and steps that a restart does not change."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from peer.config.options import TrainingOptions, load
+from peer.errors import ConfigError
+from peer.records import Criterion
+from peer.train.local_step import Trainer
+from peer.train.metrics import metrics_of
+from peer.train.next_byte import NextByte
+from peer.train.stacked import StackedTrainer
+from peer.train.tasks import configured, resolve_task
+
+SMALL = {"context": 16, "width": 16, "blocks": 1}
+OPTIONS = TrainingOptions(batch_size=4, momentum="adamw", weight_decay=0.1, clip_norm=1.0, local_steps=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for name, word in (("code", "def f(x): return x\n"), ("news", "It rains in Rome. ")):
+        (folder / name).mkdir()
+        for number in range(40):
+            (folder / name / f"{number}.txt").write_text(f"{number} {word * (3 + number % 5)}")
+    return folder
+
+
+def task(folder: Path, **options: int | str) -> NextByte:
+    found = resolve_task("text", {**SMALL, **options}, directory=folder)
+    assert isinstance(found, NextByte)
+    return found
+
+
+def trainer(folder: Path, precision: str = "float32") -> Trainer:
+    own = task(folder)
+    options = OPTIONS.model_copy(update={"precision": precision})
+    indices = np.flatnonzero(own.train_data().labels.numpy() == 1)
+    return Trainer(own, options, rounds=30, seed=3, peer=1, train_indices=indices)
+
+
+def steps(own: Trainer, z: np.ndarray, rounds: range) -> np.ndarray:
+    for t in rounds:
+        z = z - np.float32(3e-3) * own.gradient(z, t, 3e-3, 3e-3).gradient
+    return z
+
+
+def test_the_loss_is_in_nats_a_byte_by_folder_and_over_all(folder: Path) -> None:
+    own = task(folder)
+    one = Trainer(own, OPTIONS, rounds=1, seed=0, peer=0, train_indices=np.arange(9))
+    z = one.initial_vector()
+    found = one.evaluate(z)
+    assert [each.name for each in one.criteria] == ["test loss", "perplexity", "code", "news"]
+    assert one.criteria[0] == Criterion("test loss", "lower")
+    windows, folders = own.test_data().batch(torch.arange(len(own.test_data())))
+    with torch.no_grad():
+        logs = one.model(windows)[:, :-1].log_softmax(-1)
+    losses = -logs.gather(2, windows[:, 1:, None]).squeeze(2)
+    assert found.metrics["test loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert found.loss == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert found.metrics["perplexity"] == pytest.approx(math.exp(losses.mean()), rel=1e-4)
+    for number, name in enumerate(("code", "news")):
+        assert found.metrics[name] == pytest.approx(float(losses[folders == number].mean()), rel=1e-5)
+    assert found.total.tolist() == [len(windows)]
+    assert found.metrics["test loss"] == pytest.approx(math.log(256), abs=0.1), "of 256 bytes, none is known yet"
+
+
+def test_a_device_with_texts_of_its_own_has_one_folder(folder: Path) -> None:
+    settings = [f"training.task_options.{name}={value}" for name, value in SMALL.items()]
+    job = ("training.task=text", f"data.directory={folder}", *settings)
+    split = configured(load(environment={}, overrides=job), folder)
+    own = configured(load(environment={}, overrides=(*job, "data.partition=own")), folder)
+    assert own.train_data().labels.unique().tolist() == [0]
+    assert [each.name for each in metrics_of(own)] == ["test loss", "perplexity"]
+    assert len(split.train_data().labels.unique()) == 2
+
+
+def test_more_folders_than_figures_are_judged_together(tmp_path: Path) -> None:
+    for number in range(15):
+        (tmp_path / f"folder-{number}").mkdir()
+        for part in range(2):
+            (tmp_path / f"folder-{number}" / f"{part}.txt").write_text(f"{number} {part} and some words more")
+    many = task(tmp_path)
+    assert [each.name for each in many.metrics] == ["test loss", "perplexity"]
+    assert len(many.train_data().labels.unique()) == 15
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_steps_that_go_on_in_the_middle_of_a_text_have_the_same_bits(folder: Path, precision: str) -> None:
+    one, other = trainer(folder, precision), trainer(folder, precision)
+    start = one.initial_vector()
+    middle = steps(one, start, range(7))
+    other.restore({name: np.array(value) for name, value in one.state().items()})
+    assert steps(other, middle, range(7, 14)).tobytes() == steps(one, middle, range(7, 14)).tobytes()
+    assert one.start_model().digest == other.start_model().digest
+
+
+def test_it_learns_the_texts_of_its_folder(folder: Path) -> None:
+    one = trainer(folder)
+    z = steps(one, one.initial_vector(), range(30))
+    found = one.evaluate(z).metrics
+    assert found["news"] < 4.0
+    assert found["news"] < found["code"], "its samples are those of one folder"
+
+
+def test_many_peers_at_once_take_the_same_steps(folder: Path) -> None:
+    own = task(folder)
+    shards = [np.arange(8), np.arange(20, 30)]
+    together = StackedTrainer(own, OPTIONS, rounds=5, seed=3, shards=shards)
+    z = np.tile(together.initial_vector(), (2, 1))
+    found = together.gradients(z, 1, 1e-3).gradients
+    for peer, shard in enumerate(shards):
+        alone = Trainer(own, OPTIONS, rounds=5, seed=3, peer=peer, train_indices=shard)
+        expected = alone.gradient(z[peer], 1, 1e-3, 1e-3).gradient
+        # Adam divides by the size of gradients, of which the smallest are rounding alone.
+        assert np.quantile(np.abs(found[peer] - expected), 0.95) < 1e-2
+    assert together.evaluate(z)[0].metrics["test loss"] == pytest.approx(math.log(256), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"model": "gpt-2m"}, "model"),
+        ({"context": 1}, "context"),
+        ({"width": -1}, "width"),
+        ({"length": 3}, "length"),
+    ],
+)
+def test_options_that_are_none_are_named(folder: Path, options: dict[str, int | str], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"training\.task_options\.{key}: "):
+        resolve_task("text", options, directory=folder)
+
+
+def test_eight_bits_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="the model of task text consists of float32 layers"):
+        trainer(folder, "int8")
