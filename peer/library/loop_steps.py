@@ -118,16 +118,16 @@ class LoopSteps(RecordedSteps):
         evaluations. `overlap`: whether the script goes on from z − displacement while the exchange is under way.
         `gradients`: whether it hands over gradients, and its optimizer steps by their mean. `meanings`: what the
         numbers in its data stand for."""
-        self.meeting, self.script, self.meanings, self.criteria = meeting, script, meanings, criteria
+        self.meeting, self.meanings, self.criteria = meeting, meanings, criteria
         self._t = 0
-        self.repeats: Repeated | None = None
-        """The round that `script` is the beginning of, once its displacement is known."""
+        self._begun: tuple[Arrays, Repeated | None] | None = script, None
+        """`script` and `repeats`; None while the script makes the next ones."""
         self.was_restored = False
         """Whether `script` is that of an earlier process."""
         self._parameters, self._overlap = parameters, overlap
         self._options = options
         self._momentum, self._rates = make_momentum(options), learning_rates(options, rounds)
-        self._start, self._start_model = parameters.vector(), parameters.start_model()
+        self._start_model = parameters.start_model()
         self._stepped: ScriptStep | None = None
         self._recalled: ScriptStep | None = None
         self._is_under_way = False
@@ -149,11 +149,37 @@ class LoopSteps(RecordedSteps):
         """Return the local steps of the same script for a peer that joins the run once more, without outer momentum:
         the model that the run began with stays the same."""
         fresh = copy.copy(self)
-        fresh.meeting, fresh.script, fresh.was_restored = meeting, script, False
+        fresh.meeting, fresh._begun, fresh.was_restored = meeting, (script, None), False
         fresh._momentum = make_momentum(self._options)
-        fresh._stepped = fresh._recalled = fresh.repeats = None
+        fresh._stepped = fresh._recalled = None
         fresh._recorded, fresh._written, fresh._records_next = {}, {}, True
         return fresh
+
+    # The script's state when a round began.
+
+    @property
+    def script(self) -> Arrays:
+        """The state that the script goes on with."""
+        return {} if self._begun is None else self._begun[0]
+
+    @property
+    def repeats(self) -> Repeated | None:
+        """The round that `script` is the beginning of, once its displacement is known."""
+        return None if self._begun is None else self._begun[1]
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether there is such a state."""
+        return self._begun is not None
+
+    def begin_with(self, capture: Callable[[], Arrays]) -> Arrays:
+        """Return what `capture` returns, the state with which the script begins the round that it was asked for. It is
+        the one to be saved from then on, and the one before is let go first: each may be larger than the model."""
+        if not self.records_all:
+            self._begun, self._written = None, {}
+        script = capture()
+        self._begun = script, None
+        return script
 
     # Members of peers in every kind of training.
 
@@ -162,8 +188,8 @@ class LoopSteps(RecordedSteps):
         return self._parameters.layout
 
     def initial_vector(self) -> Vector:
-        """Return the vector that the script joined with."""
-        return self._start
+        """Return the vector that the script joins with."""
+        return self._parameters.vector()
 
     def start_model(self) -> StartModel:
         """Return digests of the model that the script first joined with."""
@@ -183,7 +209,9 @@ class LoopSteps(RecordedSteps):
         recalled, self._recalled = self._recalled, None
         self.was_recalled = recalled is not None and not self._is_under_way
         if recalled is None or self._is_under_way:
-            stepped, self._is_under_way = self.meeting.ask(Train(np.array(z, np.float32), t)), True
+            is_behind_then = self._overlap or self.rule_of_mean is not None
+            lent = np.array(z, np.float32) if is_behind_then else self._lent(z)
+            stepped, self._is_under_way = self.meeting.ask(Train(lent, t)), True
             assert isinstance(stepped, ScriptStep)
             if recalled is not None:
                 # A script that repeats earlier steps comes by here, and what it comes to is not used.
@@ -193,32 +221,37 @@ class LoopSteps(RecordedSteps):
                 self.records_all = self.rule_of_mean is None
             self._expected, recalled = None, stepped
         self._stepped = recalled
-        self.script, self._t = self._stepped.script, t
+        self._begun, self._t = (recalled.script, self.repeats), t
         if self.rule_of_mean is not None:
-            return LoopStep(self._stepped.displacement, self._stepped.loss)
+            return LoopStep(recalled.displacement, recalled.loss)
         began = np.array(z, np.float32)
         if self._overlap:
-            began -= self._stepped.displacement
-        self.repeats = None if self._stepped.is_behind else Repeated(t, began)
-        return LoopStep(self._momentum.direction(self._stepped.displacement, z), self._stepped.loss)
+            began -= recalled.displacement
+        self._begun = recalled.script, None if recalled.is_behind else Repeated(t, began)
+        return LoopStep(self._momentum.direction(recalled.displacement, z), recalled.loss)
+
+    def _lent(self, z: FloatArray) -> Vector:
+        """Return a model for the time until the script has answered: not a copy where exchanges change it at the end of
+        rounds alone."""
+        return np.array(z, np.float32) if self.records_all else np.asarray(z, np.float32)
 
     def _step_by_mean_(self, x: FloatArray, mean: Vector) -> None:
         """Put the model after the optimizer's step by a mean gradient into x. Raises StepAbandoned if there is never
         going to be one."""
         x[...] = self.meeting.ask(Apply(mean))
-        self.repeats = Repeated(self._t, mean)
+        self._begun = self.script, Repeated(self._t, mean)
 
     def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
         """Do nothing: the outer momentum follows displacements."""
 
     def evaluate(self, z: FloatArray, split: Split = "test") -> Evaluation:
         """Return the script's evaluation of the model at z; an empty one if it has none."""
-        found: Evaluation = self.meeting.ask(Evaluate(np.array(z, np.float32)))
+        found: Evaluation = self.meeting.ask(Evaluate(self._lent(z)))
         return found
 
     def save_model(self, z: FloatArray, path: Path) -> None:
         """Hand the last model to the script, and write it with all that is not exchanged."""
-        self.meeting.ask(Finish(np.array(z, np.float32), path))
+        self.meeting.ask(Finish(self._lent(z), path))
 
     def model_parts(self) -> ModelParts | None:
         """See `train.model_file.model_parts`; of the model as it is now."""
@@ -235,7 +268,8 @@ class LoopSteps(RecordedSteps):
         """Return the last local step for the journal; where the script is to repeat it, a digest of it. Parts of the
         script's state that have not changed since the record before it are left out."""
         assert self._stepped is not None
-        stepped, before = self._stepped, self._written
+        # The displacement is of no use once the round has begun with it.
+        stepped, before, self._stepped = self._stepped, self._written, None
         records = self.records_all or self._records_next or stepped.is_behind
         if self.rule_of_mean is not None or not records:
             self._written = {}
@@ -255,7 +289,7 @@ class LoopSteps(RecordedSteps):
             self._expected = record["digest"]
             return
         step, script, start = group(record, "step"), group(record, "script"), group(record, "start")
-        if step.keys() != {"displacement", "loss"} or step["displacement"].shape != self._start.shape:
+        if step.keys() != {"displacement", "loss"} or step["displacement"].shape != (self.layout.size,):
             raise StateError("the journal holds a local step of another model; use a new state folder")
         if start:
             same = start["same"].tobytes().decode().splitlines()
@@ -287,13 +321,12 @@ class LoopSteps(RecordedSteps):
         """Restore a result of `state`."""
         momentum, repeats = group(state, "momentum"), group(state, "repeats")
         for name, vector in (("outer momentum", momentum.get("m")), ("the repeated round", repeats.get("model"))):
-            if vector is not None and vector.shape != self._start.shape:
-                raise ValueError(f"{name} has shape {vector.shape}, expected {self._start.shape}")
+            if vector is not None and vector.size != self.layout.size:
+                raise ValueError(f"{name} has {vector.size} numbers, expected {self.layout.size}")
         self._momentum.restore(momentum)
         self._restore_start(group(state, "start"))
-        self.repeats = Repeated(int(repeats["round"][0]), np.array(repeats["model"])) if repeats else None
-        self._records_next = self.repeats is None
-        self.script, self.was_restored = group(state, "script"), True
+        again = Repeated(int(repeats["round"][0]), np.array(repeats["model"])) if repeats else None
+        self._begun, self._records_next, self.was_restored = (group(state, "script"), again), again is None, True
         self._recorded, self.records_all = self.script, self.records_all or bool(group(state, "records"))
 
     def _restore_start(self, start: Arrays) -> None:

@@ -104,8 +104,9 @@ class Meeting:
                 self._changed.wait(_LOOK_EVERY_S)
             if self._takes_turns:
                 self.wait_for_script()
-            self._request = None
-            return self._answer[0]
+            (answer,) = self._answer
+            self._request = self._answer = None
+            return answer
 
     def wait_for_script(self) -> None:
         """Return when the script waits for a request, or is over."""

@@ -143,6 +143,12 @@ class ExchangedParameters:
             " clip gradients, or skip such steps as torch.amp.GradScaler does",
         )
 
+    def displacement(self, base: Vector) -> Vector:
+        """Return by how much a vector is away from the parameters, float32[n], in memory of its own. Raises UsageError
+        where one of these is not finite."""
+        moved = self.vector()
+        return np.subtract(base, moved, out=moved)
+
     def gradients(self) -> Vector:
         """Return the gradients of all parameters: float32[n], zeros where there is none, in memory of their own. Raises
         UsageError where one is not finite."""

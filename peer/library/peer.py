@@ -283,7 +283,9 @@ class Peer:
             self._is_untried = self._steps == 0 and (self.index == 0 or SIMULATED.get() is None)
             self._state = "training"
             if self._repeats is None:
-                self._await_model(model)
+                self._await_model(model if self._keeps_model else None)
+                if model is not None and not self._keeps_model and steps is self._loop_steps:
+                    self._parameters.write(model)  # It had moved the one that the round began with.
             else:
                 self._catches_up = self._gradients
                 self._round, self._steps_ahead = self._repeats.t, self._steps - self._repeats.t * self._every
@@ -292,7 +294,10 @@ class Peer:
             self._random.set(self._resumed_random)
         if self._state == "training":
             # The loaded state may be in another order now.
-            self._start = self._script_state(self._moved_model()) if steps.was_restored else steps.script
+            if steps.was_restored:
+                self._note_head()
+            else:
+                self._start = steps.script
             self._mixes = True
             self._hooks = [each.register_step_pre_hook(self._look_at_order) for each in self._kept.optimizers()]
 
@@ -410,10 +415,9 @@ class Peer:
         """Hand over the model that the optimizer has made of the mean gradient, and wait until the next step is due."""
         assert self._base is not None
         self._is_stepping, self._steps = False, self._steps + 1
-        model = self._parameters.vector()
-        self._look_at(self._base - model)
+        self._look_at(has_moved=not self._parameters.is_at(self._base))
         if not self._catches_up:
-            self._meeting.answer(model)
+            self._meeting.answer(self._parameters.vector())
         self._catches_up = False
         self._await_request()
         if self._request is not None:
@@ -502,9 +506,8 @@ class Peer:
 
     def _exchange(self) -> None:
         assert self._base is not None
-        model = self._parameters.vector()
-        displacement = self._base - model
-        self._look_at(displacement)
+        displacement = self._parameters.displacement(self._base)
+        self._look_at(has_moved=bool(displacement.any()))
         loss = self._mean_loss()
         repeats, self._repeats = self._repeats, None
         if repeats is not None:
@@ -532,14 +535,15 @@ class Peer:
         if self._overlap:
             self._begin_round(model)
         self._meeting.answer(ScriptStep(displacement, loss, script, is_behind))
+        del displacement, script
         if not self._overlap or is_last:
             self._await_model(None)
 
-    def _look_at(self, displacement: Vector) -> None:
+    def _look_at(self, *, has_moved: bool) -> None:
         """Look at the optimizers' copies of the weights, and warn of what a crash would lose. Warn once where no
         parameter has moved: of an optimizer that holds those of a copy, nothing else tells."""
         self._copies.look()
-        if displacement.any():
+        if has_moved:
             self._copies.look_at_masters()
         for what in self._loose.changed():
             log.warning(
@@ -547,7 +551,7 @@ class Peer:
                 " it by get_extra_state",
                 what,
             )
-        if not self._moves and not displacement.any():
+        if not self._moves and not has_moved:
             log.warning(
                 "no parameter of the model has moved in round %d: does the optimizer hold the parameters of another"
                 " model, or is its learning rate 0?",
@@ -592,10 +596,22 @@ class Peer:
         self._move_to(model)
         self._base, self._awaits_step, self._start = model, True, None
         # A loop that did not pass by its head in the round before may not do so in this one.
+        is_expected = self._passes_head or (bool(self._head) and not self._has_exchanged)
         self._has_exchanged = self._mixes
-        if not self._passes_head and self._mixes:
+        if self._mixes and not is_expected:
             self._start = self._script_state(model if self._keeps_model else None)
         self._passes_head = False
+
+    def _note_head(self) -> None:
+        """Note the script's state at the head of its loop as that with which the round begins."""
+
+        def capture() -> Arrays:
+            return self._script_state(self._moved_model())
+
+        self._start = None
+        # Else the state before is needed: by an exchange under way, or to repeat its round once more.
+        is_asked = self._request is not None and self._repeats is None and not self._overlap
+        self._start = self._loop_steps.begin_with(capture) if is_asked else capture()
 
     def _move_to(self, model: Vector) -> None:
         """Write a mixed model into the parameters, and move the optimizers' copies of them by as much."""
@@ -630,7 +646,7 @@ class Peer:
             self._head = place if is_head else ""
         # Later it may be in the midst of an accumulation.
         if self._has_exchanged and not self._passes_head and place in (self._head, Peer.until_done):
-            self._start = self._script_state(self._moved_model())
+            self._note_head()
             self._passes_head = True
 
     def _look_at_order(self, *_: object) -> None:

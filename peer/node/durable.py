@@ -35,6 +35,7 @@ from peer.node.disk_state import DiskState, Durability, OnRound, PeerRecovery
 from peer.node.frame_account import NUMBERED_KINDS
 from peer.node.held_frames import inbox_from_checkpoint, inbox_to_checkpoint
 from peer.node.links import LinksState
+from peer.node.local_steps import RecordedSteps
 from peer.node.participant import Participant, ParticipantState
 from peer.node.recorded_peer import RecordedPeer
 from peer.node.repair_budget import RepairBudget
@@ -430,7 +431,8 @@ class DurablePeer:
         more, with late messages since. Nor is there a new one while mass may still come back from a lost peer.
         """
         round_ = self.participant.round
-        if self.participant.session.is_unsettled:
+        steps = self.participant.local_steps
+        if self.participant.session.is_unsettled or (isinstance(steps, RecordedSteps) and not steps.can_be_saved):
             return self.sync()
         if round_ == self.disk_state.base_round and self.disk_state.checkpoint_bytes and not anew:
             return self.sync()

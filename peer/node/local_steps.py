@@ -53,6 +53,11 @@ class RecordedSteps(ABC):
 
     @property
     @abstractmethod
+    def can_be_saved(self) -> bool:
+        """Whether `state` has a state of the user's code; without one, the journal has to do."""
+
+    @property
+    @abstractmethod
     def record_needs(self) -> int:
         """The version of the protocol whose releases can read the last result of `record`."""
 

@@ -151,6 +151,7 @@ class Participant:
         self._health_every = 1 if layout.size <= 100_000 else 10
         self._rate = 0.0
         self._step: StepResult | None = None
+        self._loss: float | None = None
         self._z_before: FloatArray | None = None
         self._sent_at: float | None = None
 
@@ -231,14 +232,15 @@ class Participant:
         """Start the exchange of the round with the result of `step`. `left_out`: receivers that get no weight."""
         with self._account.gossiping():
             gradient = np.zeros_like(self.algorithm.x) if self._step is None else self._step.gradient
-            t = self.session.round
+            self._loss, self._step, t = None if self._step is None else self._step.loss, None, self.session.round
             # Before anything is sent: a peer whose frames are refused cannot tell anybody why it ends.
-            if self._step is not None and self._step.loss is not None:
-                require_finite_loss(t, self._step.loss)
+            if self._loss is not None:
+                require_finite_loss(t, self._loss)
             own_norm = self._judge.own_norm() if t % self._health_every == 0 else 0.0
             if self._views is not None and self._views.membership.changes_at(t):
                 self.reaches.note_own(self._judge.own_norm())  # A newcomer had none before.
             effects = self.session.begin(gradient, self._rate, now, left_out)
+            del gradient
             require_finite_model(t, self.algorithm.x)
             sends = [*effects.sends, *self.algorithm.unsent().items()]
             for receiver, message in {id(message.layers): (receiver, message) for receiver, message in sends}.values():
@@ -487,7 +489,7 @@ class Participant:
             peer=self.peer,
             round=t,
             time_s=now,
-            loss=None if self._step is None else self._step.loss,
+            loss=self._loss,
             rate=self._rate,
             wait_s=now - self._sent_at if self._sent_at is not None else 0.0,
             cpu_s=self._account.cpu_s(),
@@ -501,5 +503,5 @@ class Participant:
             fraction=getattr(used, "fraction", None),
             bits=getattr(used, "bits", None),
         )
-        self._step = None
+        self._loss = None
         return self._account.added_to(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,11 +15,15 @@ import pytest
 from peer.config.options import load
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
+from tests.run.memory_of_peers import LARGE
+from tests.run.test_memory import budget_of_scripts, measures, start, write_pair
 
 PRIVATE_MIB = 192
 """docs/studies/start.md: what is enough for the private memory of a lone peer of 270,000 parameters. Pages of libraries
 count only for the cgroup that read them first."""
 TOO_LITTLE_MIB = 96
+SCRIPT_MB = 96
+"""What a peer takes in the process of a script, however small the model is."""
 
 ROOT = Path("/sys/fs/cgroup")
 JOB = (
@@ -55,13 +60,18 @@ def group() -> Iterator[Path]:
     group.rmdir()
 
 
-def run_lone_peer(folder: Path, group: Path, limit_mib: int) -> subprocess.CompletedProcess[str]:
-    """Run a peer without neighbours to its last round, in a cgroup with a limit."""
-    limit = next(file for name in ("memory.max", "memory.limit_in_bytes") if (file := group / name).exists())
-    limit.write_text(str(limit_mib << 20))
+def limit(group: Path, size: int) -> None:
+    """Let the processes of a cgroup hold so many bytes, and none elsewhere."""
+    file = next(file for name in ("memory.max", "memory.limit_in_bytes") if (file := group / name).exists())
+    file.write_text(str(size))
     for name in ("memory.swap.max", "memory.swappiness"):
         if (group / name).exists():
             (group / name).write_text("0")
+
+
+def run_lone_peer(folder: Path, group: Path, limit_mib: int) -> subprocess.CompletedProcess[str]:
+    """Run a peer without neighbours to its last round, in a cgroup with a limit."""
+    limit(group, limit_mib << 20)
     config = load(environment={}, overrides=JOB)
     (file,) = write_cluster(folder / "kits", config, [Host("127.0.0.1", port) for port in free_ports(1)])
     # The shell joins the cgroup, and what it then becomes is in it from its first page.
@@ -80,3 +90,21 @@ def test_a_lone_peer_trains_in_the_memory_that_is_documented(tmp_path: Path, gro
 def test_with_less_the_kernel_ends_it(tmp_path: Path, group: Path) -> None:
     """Without this, the limit above might not hold at all."""
     assert run_lone_peer(tmp_path, group, TOO_LITTLE_MIB).returncode == -signal.SIGKILL
+
+
+@measures
+def test_a_script_trains_in_its_budget(tmp_path: Path, group: Path) -> None:
+    peers = [start([str(LARGE), file]) for file in write_pair(tmp_path, "quant-sgp", "unlimited")]
+    (size, alone, _, pages), _ = [json.loads(peer.communicate()[0])[0] for peer in peers]
+    for budget, code in ((budget_of_scripts()["quant-sgp"], 0), (8.0, -signal.SIGKILL)):
+        # The libraries take the rest, and their pages count only for the cgroup that read them first.
+        limit(group, int(alone - pages + budget * size) + (SCRIPT_MB << 20 if code == 0 else 0))
+        limited, other = [
+            start([str(LARGE), file], group if index == 0 else None)
+            for index, file in enumerate(write_pair(tmp_path, "quant-sgp", f"limited-{budget}"))
+        ]
+        problems = limited.communicate()[1]
+        assert limited.returncode == code, problems
+        if code:
+            other.kill()
+        other.communicate()

@@ -523,8 +523,44 @@ def test_the_state_is_that_of_the_release_before_until_all_members_have_the_newe
         assert recorded() == [{"step", "script"}] * 4
     assert train(file, 13)[0] == 8.0
     begins, *found = train(file, 24)
-    assert begins == 10.0
+    # In turns, the state is that of the head of the loop, which it had come to.
+    assert begins == (10.0 if overlap else 12.0)
     assert found == train(kit(tmp_path / "whole", "run.rounds=12"), 24)[1:]
+
+
+def test_a_script_whose_state_cannot_be_noted_repeats_its_steps(tmp_path: Path) -> None:
+    """The state before was let go by then, so that the journal alone has the rounds since."""
+
+    class Counter:
+        def __init__(self, *, until: int) -> None:
+            self.count, self.until = 0, until
+
+        def state_dict(self) -> dict[str, int]:
+            if self.count >= self.until:
+                raise RuntimeError("not now")
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.count = state["count"]
+
+    def train(file: Path, until: int) -> list[float]:
+        model, counter = make_model(), Counter(until=until)
+        with sottovoce.join(model, file, every=2, keep=[counter]) as peer:
+            begins = float(peer.steps)
+            while not peer.done:
+                with torch.no_grad():
+                    model[0].weight += 0.1 * counter.count
+                counter.count += 1
+                peer.step()
+        return [begins, *vector_of(model).tolist()]
+
+    options = ("run.rounds=12", "state.checkpoint_every_rounds=2")
+    file = kit(tmp_path / "ended", *options)
+    with pytest.raises(RuntimeError, match="not now"):
+        train(file, 10)
+    begins, *found = train(file, 1000)
+    assert begins == 6.0
+    assert found == train(kit(tmp_path / "whole", *options), 1000)[1:]
 
 
 def ends_of_records(journal: bytes) -> list[tuple[Kind, int]]:

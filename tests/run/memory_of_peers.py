@@ -29,7 +29,7 @@ from peer.train.threads import use_one_thread
 
 LARGE = 1024
 """Rows and columns of the eight layers of the model that is measured: 8.4 million parameters."""
-_SMALL = 16
+SMALL = 16
 
 
 def make_task(*, width: int) -> Classification:
@@ -114,7 +114,7 @@ class Peers:
             peer.close()
 
 
-def _held(which: str = "VmRSS") -> int:
+def held(which: str = "VmRSS") -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(which))
 
@@ -122,22 +122,22 @@ def _held(which: str = "VmRSS") -> int:
 def _more(call: Callable[[], object]) -> int:
     """Return how many bytes more than before the process holds at most during a call."""
     gc.collect()
-    before = _held()
+    before = held()
     Path("/proc/self/clear_refs").write_text("5")  # The peak begins anew.
     call()
-    return _held("VmHWM") - before
+    return held("VmHWM") - before
 
 
 def measure(algorithm: str, width: int, folder: Path) -> dict[str, float]:
     """Return the figures of a width, in bytes a parameter. What one peer does is measured while the other waits; what
     the two hold is halved."""
-    before = _held()
+    before = held()
     peers = Peers(algorithm, width, folder)
     for _ in range(2):
         peers.round()
     gc.collect()
     found = {
-        "held": (_held() - before) / 2,
+        "held": (held() - before) / 2,
         "round": _more(peers.round),
         "save": _more(peers.save),
         "evaluate": _more(peers.evaluate),
@@ -156,7 +156,7 @@ def main() -> None:
     use_one_thread()
     for algorithm in sys.argv[2:]:
         # What is imported and made once has to be there.
-        measure(algorithm, _SMALL, folder / f"{algorithm}-small")
+        measure(algorithm, SMALL, folder / f"{algorithm}-small")
         found[algorithm] = measure(algorithm, LARGE, folder / algorithm)
     print(json.dumps(found))
 
