@@ -21,8 +21,10 @@ from peer.gossip.views import ViewSchedule
 from peer.run import setup as run_setup
 from peer.run.plan import build_schedule, corrects_drift, validate_config
 from peer.run.setup import RunSetup, settle_precision, simulated_secret
+from peer.simulate.run import run
 from peer.train.bfloat16 import computes_in_bfloat16
 from peer.train.local_step import Trainer
+from peer.train.momentum import Momentum
 
 
 def test_theta_by_theorem_2_knows_how_far_the_learning_rate_fell() -> None:
@@ -286,3 +288,21 @@ def test_private_steps_are_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_pat
     config = load(environment={}, overrides=["training.precision=fastest", "privacy.noise_multiplier=1.0"])
     settled, choice = settle_precision(config, tmp_path, 2)
     assert (settled.training.precision, choice) == ("float32", PrecisionChoice("float32"))
+
+
+def test_adamw_and_clipping_act_on_the_mean_gradient_where_there_is_one(tmp_path: Path) -> None:
+    settings = ("momentum=adamw", "clip_norm=0.2", "weight_decay=0.1", "learning_rate=0.01", "warmup_rounds=0")
+    job = ("algorithm.name=allreduce", "compressor.kind=none", "graph.kind=complete", "run.rounds=5")
+    overrides = (*job, "training.precision=float32", *(f"training.{each}" for each in settings))
+    config = load(environment={}, overrides=overrides)
+    setup = RunSetup.open(config, tmp_path, 3)
+    trainers = [setup.trainer(peer) for peer in range(3)]
+    own = Momentum("adamw", weight_decay=0.1, clip_norm=0.2)
+    z, norms = trainers[0].initial_vector(), []
+    for t in range(5):
+        mean = np.mean([each.gradient(z, t, 0.0, 0.0).gradient for each in trainers], axis=0, dtype=np.float32)
+        norms.append(float(np.linalg.norm(mean)))
+        z = z - np.float32(trainers[0].rate(t)) * own.direction(mean, z)
+    assert min(norms) > 0.2, "all means are shortened"
+    for model in run(config, tmp_path, num_peers=3, baseline=False).models:
+        np.testing.assert_allclose(model, z, atol=1e-5)
