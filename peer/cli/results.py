@@ -109,8 +109,10 @@ def export(
     for each in sources:
         if not each.exists():
             raise StateError(f"{each}: no such folder")
-    from peer.ops.export import Beside, export_model
+    from peer.train.startup import quick_imports
 
+    with quick_imports():
+        from peer.ops.export import Beside, export_model
     hub = layout == "huggingface"
     if hub and int8:
         raise click.UsageError("a folder for the Hugging Face Hub holds float32 weights; leave out --int8")

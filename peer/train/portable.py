@@ -23,6 +23,7 @@ from peer.errors import ConfigError, DataError
 from peer.files import replacing
 from peer.random import SHARED, Purpose, stream
 from peer.train.own_task import OwnTask
+from peer.train.startup import complete_torch
 from peer.train.statistics import BATCH, SAMPLES
 from peer.train.task import Data, Task
 
@@ -82,6 +83,8 @@ def example_of(task: Task, data: Data) -> Example:
 def trace(model: torch.nn.Module, example: Example, name: str) -> torch.export.ExportedProgram:
     """Return the program that a model in evaluation mode computes. Raises DataError where it cannot be traced."""
     shapes = example.dynamic_shapes
+    # What `quick_imports` has postponed cannot be loaded from within an export.
+    complete_torch()
     with _refusal(name, "torch.export"):
         program = torch.export.export(model, example.arguments, example.keywords, dynamic_shapes=shapes)
     # It would name folders of this machine, and quote the task's code.

@@ -55,6 +55,19 @@ def test_what_is_postponed_is_loaded_when_it_is_asked_for() -> None:
     assert run(program).split() == ["False", "True", "True", "0.0"]
 
 
+def test_a_model_is_exported_after_quick_imports() -> None:
+    program = (
+        "from peer.train.startup import quick_imports\n"
+        "with quick_imports():\n"
+        "    import torch\n"
+        "    from peer.train.portable import Example, trace\n"
+        "inputs = torch.ones(3, 2)\n"
+        "program = trace(torch.nn.Linear(2, 1), Example((inputs,), (), (frozenset({0}),)), 'linear')\n"
+        "print(program.module()(torch.ones(5, 2)).shape)\n"
+    )
+    assert run(program).strip() == "torch.Size([5, 1])"
+
+
 def test_two_threads_may_ask_at_once() -> None:
     program = QUICK + (
         "import threading\n"
