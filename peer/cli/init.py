@@ -168,8 +168,8 @@ def cluster(
     from peer.config.options import OWN_LOOP
     from peer.ops.cluster_files import place_peers, write_cluster
 
-    config, base = load_config(config_file, settings)
     places = place_peers(num_peers, hosts, port)
+    config, base = load_config(config_file, settings, num_peers=len(places))
     options = {"force": force, "to_be_copied": True, "all_keys": all_keys}
     secret = _new_passphrase() if passphrase else None
     files = write_cluster(

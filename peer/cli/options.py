@@ -198,22 +198,22 @@ def _keep_shorthand(context: click.Context, option: click.Parameter, value: obje
 
 
 def load_config(
-    config_file: Path | None, settings: tuple[str, ...], script: Script | None = None
+    config_file: Path | None, settings: tuple[str, ...], script: Script | None = None, num_peers: int | None = None
 ) -> tuple[Config, Path]:
     """Return the configuration and the folder that its relative paths start from.
 
-    Without a file a new job is the base (`config.NEW_JOBS`). Short options count after the file and before --set. A run
-    of a `script` is named after that, unless it has a name.
+    Without a file a new job of `num_peers` is the base (`config.choices`). Short options count after the file and
+    before --set. A run of a `script` is named after that, unless it has a name.
     """
     from peer.config import options as config
 
     shorthands = click.get_current_context().meta.get("peer.shorthands", [])
-    base = config_file.parent if config_file is not None else Path()
+    base, count = config_file.parent if config_file is not None else Path(), num_peers or DEFAULT_PEERS
     if script is None:
-        return config.load(config_file, overrides=(*shorthands, *settings), new_job=True), base
+        return config.load(config_file, overrides=(*shorthands, *settings), new_job=count), base
     script.refuse_missing()
     loop = f"training.task={config.OWN_LOOP}"
-    read = config.load(config_file, overrides=(*shorthands, *settings, loop), new_job=True)
+    read = config.load(config_file, overrides=(*shorthands, *settings, loop), new_job=count)
     name = config.run_name_of(script.run_name)
     if name and read.run.name == config.run_name_of(config.OWN_LOOP):
         read = read.model_copy(update={"run": read.run.model_copy(update={"name": name})})
@@ -232,7 +232,7 @@ def load_job(config_file: Path | None, settings: tuple[str, ...], num_peers: int
     """
     if config_file is None and num_peers is None and DEFAULT_FILE.exists():
         config_file = DEFAULT_FILE
-    config, base = load_config(config_file, settings)
+    config, base = load_config(config_file, settings, num_peers=num_peers)
     return config, base, count_peers(config, num_peers)
 
 

@@ -121,7 +121,7 @@ def plan(
 
     if task is not None:
         settings = (f"training.task={task}", *settings)
-    config, base = load_config(config_file, settings)
+    config, base = load_config(config_file, settings, num_peers=num_peers)
     count = count_peers(config, num_peers)
     if parameters is not None:
         layers = known_layers.of_number(parameters)
@@ -133,10 +133,9 @@ def plan(
     step_s = _step_s(step_seconds, config, base, count)
     if classes is None:
         classes = layers.num_classes
-    notes = []
+    notes: list[str] = []
     if skew is None:
-        skew, note = _skew(config, classes, has_task=has_task)
-        notes.append(note)
+        skew, *notes = _skew(config, classes, has_task=has_task)
     all_evidence = read()
     setting = (
         all_evidence.setting(evidence)
@@ -156,8 +155,9 @@ def plan(
 
     def configured(extra: tuple[str, ...] | list[str]) -> Config:
         balanced = () if classes != 0 and situation.skew > 0 else ("training.class_balance=0.0",)
-        return load_config(config_file, (*settings, *extra, *balanced))[0]
+        return load_config(config_file, (*settings, *extra, *balanced), num_peers=num_peers)[0]
 
+    new_job = _new_job(config.training.task if has_task else setting.tasks[0], count, config.training.local_steps)
     found = planner.make_plan(situation, all_evidence, setting, lambda extra: configured(tuple(extra)), base)
     written = None
     own = found.best_own
@@ -169,8 +169,9 @@ def plan(
         write_peer_file(output, configured(own.option.settings), force=force)
         written = str(output)
     notes += [f"not known: {limit}" for limit in setting.limits]
+    notes += [f"a job without a file begins with {', '.join(new_job['settings'])} ({new_job['measured']})"]
     if as_json:
-        print_json(_document(found, notes) | {"written": written})
+        print_json(_document(found, notes) | {"new_job": new_job, "written": written})
         return
     _print(found, notes)
     if written is not None and own is not None:
@@ -240,6 +241,15 @@ def _skew(config: Config, classes: int | None, *, has_task: bool) -> tuple[float
         skew = config.data.skew if config.data.partition == "skew" else 0.0
         return skew, f"skew {skew:g}, from the configuration"
     return UNKNOWN_SKEW, f"no --skew: planned for {UNKNOWN_SKEW:g}, as data on devices is rarely dealt at random"
+
+
+def _new_job(task: str, num_peers: int, local_steps: int) -> dict[str, Any]:
+    """Return what `sotto init` and the first `sotto up` choose for a job, and what was measured of it."""
+    from peer.config.options import choices
+
+    row = choices(task, num_peers, local_steps)[0]
+    settings = [f"{section}.{key}={value}" for section, key, value, _ in row["settings"]]
+    return {"settings": settings, "measured": row["measured"]}
 
 
 def _document(found: Plan, notes: list[str]) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def simulate(
     if script is not None and (stacked or workers > 1):
         option = "--stacked" if stacked else "--workers"
         raise ConfigError("cannot be used with a script, whose peers take turns", key=option)
-    config, base = load_config(config_file, settings, script)
+    config, base = load_config(config_file, settings, script, num_peers)
     count = count_peers(config, num_peers)
     slower = dict(_parse_slow(text, count) for text in slow)
     warn(config, base, count)

@@ -115,7 +115,7 @@ def up(
         config, base = load_config(directory / "peers" / "peer-0" / "peer.toml", ())
         count = config.num_listed
     else:
-        config, base = load_config(config_file, settings, script)
+        config, base = load_config(config_file, settings, script, num_peers)
         count = count_peers(config, num_peers)
         directory = choose_directory(runs_dir, name, config.run.name)
     from peer.ops.peer_processes import ForkServer

@@ -229,7 +229,7 @@ class CompressorOptions(Section):
     kind: str = "top_k"
     """A compressor (`sotto lab list compressors`)."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.02
-    """top_k, random_k: fraction of each layer that is sent. Jobs on digits that begin without a file set 0.1."""
+    """top_k, random_k: fraction of each layer that is sent. Jobs that begin without a file set more."""
     value_bits: Annotated[int, Field(ge=1, le=16)] | None = 4
     """top_k, random_k: bits for each value that is sent, sign included. "none": send values exactly."""
     four_levels: bool = False
@@ -640,14 +640,12 @@ _ALWAYS_COUNTED: Mapping[str, str] = {
 """Shared options that the run digest has always held, by section. Every other one is part of it only where it is set: a
 configuration from before an option came keeps its digest."""
 
-NEW_JOBS: Mapping[tuple[str, str, Any], Mapping[str, Mapping[str, Any]]] = {
-    ("training", "task", DIGITS): {"algorithm": {"drift_correction": "auto"}, "compressor": {"fraction": 0.1}},
-    # A script exchanges rarely, and who tries a folder of images trains briefly: each round has to say much.
-    ("training", "task", OWN_LOOP): {"graph": {"kind": "exponential"}, "compressor": {"fraction": 0.1}},
+CHOICES = Path(__file__).with_name("choices.toml")
+"""What new jobs begin with: the table of what was measured, and its version."""
+
+_IMPLIED: Mapping[tuple[str, str, Any], Mapping[str, Mapping[str, Any]]] = {
     # As language models are usually trained. `up` and `simulate` give each peer a subfolder.
     ("training", "task", "text"): {
-        "graph": {"kind": "exponential"},
-        "compressor": {"fraction": 0.1},
         "data": {"partition": "by-label"},
         "evaluation": {"every_rounds": 25},
         "run": {"rounds": 100},
@@ -662,7 +660,6 @@ NEW_JOBS: Mapping[tuple[str, str, Any], Mapping[str, Mapping[str, Any]]] = {
             "local_steps": 16,
         },
     },
-    ("training", "task", "image-folder"): {"graph": {"kind": "exponential"}, "compressor": {"fraction": 0.1}},
     ("algorithm", "name", "low-rank"): {"algorithm": {"factor_exponents": "layer"}},
     ("compressor", "value_bits", 2): {"compressor": {"four_levels": True}},
 }
@@ -700,12 +697,12 @@ def load(
     *,
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-    new_job: bool = False,
+    new_job: int | None = None,
 ) -> Config:
     """Return the checked configuration of a file with environment and `section.key=value` overrides applied.
 
-    Without a path the defaults are the base; with `new_job`, with what `NEW_JOBS` sets. Raises ConfigError that names
-    file, key, value and the valid values.
+    Without a path the defaults are the base; for a `new_job` of so many peers, with what `choices` offers. Raises
+    ConfigError that names file, key, value and the valid values.
     """
     tree = read_toml(path) if path is not None else {}
     environment = os.environ if environment is None else environment
@@ -722,11 +719,38 @@ def load(
         sources[key] = "command line"
         _put(tree, key, _parse_value(text), source=sources[key])
     if path is None and new_job:
-        asked = tree | {"training": {"task": DIGITS, **tree.get("training", {})}}
-        for (section, key, value), job in NEW_JOBS.items():
-            if asked.get(section, {}).get(key) == value:
+        training = check(tree, sources=sources).training
+        for (section, key, value), job in _IMPLIED.items():
+            if tree.get(section, {}).get(key) == value:
                 tree |= {name: {**table, **tree.get(name, {})} for name, table in job.items()}
+        for section, key, value in _chosen(choices(training.task, new_job, training.local_steps), tree):
+            tree[section] = {key: value} | tree.get(section, {})
     return check(tree, file=str(path) if path is not None else None, sources=sources)
+
+
+def choices(task: str, num_peers: int, local_steps: int = 1) -> list[dict[str, Any]]:
+    """Return the rows of `CHOICES` for a new job, of which the first counts that leaves all that the job sets itself
+    its meaning: settings with their reasons, what was measured, and keys that only count together."""
+    rows: list[dict[str, Any]] = parse_toml(CHOICES.read_text(encoding="utf-8"))["rows"]
+    return [
+        row
+        for row in rows
+        if task in (row["tasks"] or [task])
+        and row["peers"][0] <= num_peers <= row["peers"][1]
+        and local_steps <= row["most_local_steps"]
+    ]
+
+
+def _chosen(rows: Sequence[Mapping[str, Any]], job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Return section, key and value of each setting of the first row that fits a job's own tables."""
+    asked = {(name, key) for name in ("graph", "algorithm", "compressor") for key in job.get(name, {})}
+    for row in rows:
+        named = [(name, key, value) for name, key, value, _ in row["settings"]]
+        together = [each for each in named if each[1] in row["together"]]
+        alike = all(job.get(name, {}).get(key, value) == value for name, key, value in together)
+        if not together or (alike and asked <= {each[:2] for each in named}):
+            return named
+    return []
 
 
 def configurations_below(folder: Path, name: str = "peer.toml") -> list[Path]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tomlkit
 
 from peer.config import schema
-from peer.config.options import DEFAULTS, SECTIONS, Config, PeerAddress, Section
+from peer.config.options import DEFAULTS, SECTIONS, Config, PeerAddress, Section, choices
 from peer.errors import ConfigError
 from peer.files import write_whole
 
@@ -120,8 +120,12 @@ def render(config: Config, *, header: str, all_keys: bool = True) -> str:
         document.add(tomlkit.nl())
         _comment(document, "What this file leaves out is as in this release, also under a later one.")
         document.add("defaults", DEFAULTS)
+    measured, reasons = _reasons(config)
+    if reasons:
+        document.add(tomlkit.nl())
+        _comment(document, f"Keys with a reason are how such a job begins: {measured}.")
     for name in SECTIONS:
-        table = tomlkit.table() if name == "peers" else _table(name, getattr(config, name), all_keys)
+        table = tomlkit.table() if name == "peers" else _table(name, getattr(config, name), reasons, all_keys)
         if name != "peers" and not table:
             continue
         document.add(tomlkit.nl())
@@ -154,7 +158,16 @@ def refuse_existing(path: Path) -> None:
         raise ConfigError("already exists; name another place, or overwrite it with --force", file=str(path))
 
 
-def _table(name: str, section: Section, all_keys: bool) -> tomlkit.items.Table:
+def _reasons(config: Config) -> tuple[str, dict[str, str]]:
+    """Return what was measured of a job that is as `choices` has it, and the reason of each chosen key."""
+    training = config.training
+    for row in choices(training.task, len(config.peers) or 8, training.local_steps):
+        if all(getattr(getattr(config, section), name) == value for section, name, value, _ in row["settings"]):
+            return row["measured"], {f"{section}.{name}": why for section, name, _, why in row["settings"]}
+    return "", {}
+
+
+def _table(name: str, section: Section, reasons: Mapping[str, str], all_keys: bool) -> tomlkit.items.Table:
     table = tomlkit.table()
     kind = type(section)
     if all_keys:
@@ -165,10 +178,12 @@ def _table(name: str, section: Section, all_keys: bool) -> tomlkit.items.Table:
         if all_keys:
             _comment(table, schema.sentence(kind, key))
             _comment(table, f"{_capital(schema.accepts(kind, key))}. Default: {spell(default)}.")
-        elif value == default and key not in _ALWAYS_NAMED.get(name, ()):
+        elif value == default and key not in _ALWAYS_NAMED.get(name, ()) and f"{name}.{key}" not in reasons:
             continue
         else:
             _comment(table, re.split(r"(?<=\.) ", schema.sentence(kind, key))[0])
+        if why := reasons.get(f"{name}.{key}"):
+            _comment(table, f"Reason: {why}.")
         if value is None and default is None:
             table.add(tomlkit.comment(f"{key} ="))
         else:

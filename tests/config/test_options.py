@@ -290,24 +290,20 @@ def test_a_file_that_is_not_here_names_those_below(tmp_path: Path) -> None:
 
 
 def test_a_new_job_on_digits_corrects_drift_and_a_file_means_what_it_did(tmp_path: Path) -> None:
-    new = load(environment={}, new_job=True)
+    new = load(environment={}, new_job=8)
     assert (new.algorithm.drift_correction, new.compressor.fraction) == ("auto", 0.1)
-    for task in ("loop", "image-folder"):
-        brief = load(environment={}, overrides=[f"training.task={task}"], new_job=True)
-        assert (brief.graph.kind, brief.compressor.fraction) == ("exponential", 0.1)
-    changed = load(environment={"SOTTO_COMPRESSOR__FRACTION": "0.5"}, overrides=["compressor.bits=4"], new_job=True)
+    changed = load(environment={"SOTTO_COMPRESSOR__FRACTION": "0.5"}, overrides=["compressor.bits=4"], new_job=8)
     assert (changed.compressor.fraction, changed.compressor.bits) == (0.5, 4)
-    sums = load(environment={}, overrides=["algorithm.name=low-rank", "algorithm.rank=8"], new_job=True)
+    sums = load(environment={}, overrides=["algorithm.name=low-rank", "algorithm.rank=8"], new_job=8)
     assert (sums.algorithm.factor_exponents, sums.algorithm.rank, sums.compressor.fraction) == ("layer", 8, 0.1)
-    assert load(environment={}, overrides=["compressor.value_bits=2"], new_job=True).compressor.four_levels
+    assert load(environment={}, overrides=["compressor.value_bits=2"], new_job=8).compressor.four_levels
     assert not sums.compressor.four_levels
     (tmp_path / "peer.toml").write_text(
         "[run]\nrounds = 5\n[algorithm]\nname = 'low-rank'\n[compressor]\nvalue_bits = 2\n"
     )
     for old in (
         load(environment={}),
-        load(tmp_path / "peer.toml", environment={}, new_job=True),
-        load(environment={}, overrides=["training.task=mnist"], new_job=True),
+        load(tmp_path / "peer.toml", environment={}, new_job=8),
         load(environment={}, overrides=["training.task=loop"]),
     ):
         assert (old.algorithm.drift_correction, old.compressor.fraction) == (0.0, 0.02)

@@ -34,7 +34,7 @@ def test_the_validator_accepts_every_option_of_ours(option: Option) -> None:
     findings = run_plan.validate_config(config, Path(), 8)
     assert [finding for finding in findings if finding.level == "error"] == []
     # What a plan advises is pasted into a new job, and means there what was measured.
-    assert load(environment={}, overrides=option.settings, new_job=True).algorithm.factor_exponents == "vector"
+    assert load(environment={}, overrides=option.settings, new_job=8).algorithm.factor_exponents == "vector"
 
 
 def setting(*rows: Measured) -> Setting:
