@@ -68,7 +68,7 @@ def _arrange(cli: SottoGroup, lab: SottoGroup, admin: SottoGroup) -> None:
     cli.add_section("More", {"version": "version"})
     settings = {"plan": "plan", "graph": "graph", "list": "listing.list_kinds", "profile": "costs", "tune": "tune"}
     lab.add_section("Before a run", {"validate": "validate"} | settings)
-    figures = {"compare": "compare", "metrics": "compare", "track": "track", "replay": "results"}
+    figures = {"compare": "results", "metrics": "results", "track": "track", "replay": "results"}
     lab.add_section("Figures of runs", figures)
     lab.add_section("Links and studies", {"shape": "shape", "study": "study", "sweep": "sweep"})
     admin.add_section("Certificates", {"sign": "devices", "revoke": "devices", "audit": "devices"})

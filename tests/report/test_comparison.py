@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from rich.console import Console
 
-from peer.cli.compare import metrics
+from peer.cli.results import metrics
 from peer.errors import ConfigError, StateError
 from peer.records import ACCURACY, Criterion, RoundRecord
 from peer.report.compare_page import compare_page

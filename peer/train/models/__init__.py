@@ -11,8 +11,7 @@ from torch import nn
 from peer.errors import ConfigError
 from peer.train.models.distilbert import DistilBertSize, distilbert
 from peer.train.models.gpt import GPT_SIZES, gpt
-from peer.train.models.logistic import logistic
-from peer.train.models.mlp import mlp
+from peer.train.models.mlp import logistic, mlp
 from peer.train.models.mobilenet import mobilenetv2
 from peer.train.models.resnet import resnet18, resnet20, resnet54, resnet110
 from peer.train.models.synthetic import Quadratic

@@ -1,4 +1,4 @@
-"""The multi-layer perceptron."""
+"""The multi-layer perceptron, and logistic regression: the convex problem of the papers."""
 
 from __future__ import annotations
 
@@ -20,3 +20,11 @@ def mlp(sizes: Sequence[int], layers: Layers = FULL_PRECISION) -> nn.Module:
             modules[f"relu{index - 1}"] = layers.relu()
         modules[f"linear{index}"] = he_linear_(layers.linear(inputs, outputs))
     return layers.network(modules)
+
+
+def logistic(num_features: int, num_classes: int, layers: Layers = FULL_PRECISION) -> nn.Module:
+    """Return one linear layer that starts at zero; inputs are flattened."""
+    linear = layers.linear(num_features, num_classes)
+    for parameter in linear.parameters():
+        nn.init.zeros_(parameter)
+    return layers.network({"flatten": layers.flatten(), "linear": linear})

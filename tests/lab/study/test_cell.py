@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from peer.lab.study import cell, other_work
+from peer.lab.study import cell, folder
 from peer.lab.study.study import Contender
 from peer.links.measure import Measured
 from peer.records import RoundRecord
@@ -43,14 +43,14 @@ def test_a_cell_begins_when_the_last_process_has_held_up_everybody(tmp_path: Pat
 
 def test_what_others_compute_is_told_from_what_children_of_ours_did(monkeypatch: pytest.MonkeyPatch) -> None:
     burn = "import sys, time\nwhile time.process_time() < 0.4: pass\nprint(flush=True); sys.stdin.read()"
-    before = other_work.others_cpu_s()
+    before = folder.others_cpu_s()
     with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert other_work.others_cpu_s() - before > 0.3
+        assert folder.others_cpu_s() - before > 0.3
         # What others do meanwhile is left out: the kernel's count stands still from here on.
         count = Path("/proc/stat").read_text(encoding="utf-8")
-        monkeypatch.setattr(other_work, "Path", lambda _: SimpleNamespace(read_text=lambda encoding: count))
-        running = other_work.others_cpu_s()
+        monkeypatch.setattr(folder, "Path", lambda _: SimpleNamespace(read_text=lambda encoding: count))
+        running = folder.others_cpu_s()
     # It has ended, and is one of ours.
-    assert other_work.others_cpu_s() - running < -0.2
+    assert folder.others_cpu_s() - running < -0.2
