@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from peer.compress import build, compress_layers, decompress, decompress_layers
+from peer.compress import build, compress_layers, decompress_layers
 from peer.compress.layout import Layout
 from peer.compress.payload import payloads_equal
 from peer.random import PhiloxSource
-from tests.compress.vectors import awkward
+from tests.compress.vectors import awkward, decompressed
 
 UNBIASED = [
     build("none"),
@@ -43,7 +43,7 @@ def test_the_mean_of_many_rounds_is_the_vector(compressor):
     v = rng.uniform(0.3, 2.0, 64) * rng.choice([-1.0, 1.0], 64)
     rounds = 3000
     values = np.stack(
-        [decompress(compressor.compress(v, 0, PhiloxSource(1, 0).draws(t)), v.dtype) for t in range(rounds)]
+        [decompressed(compressor.compress(v, 0, PhiloxSource(1, 0).draws(t)), v.dtype) for t in range(rounds)]
     )
     # Of 64 coordinates within six standard errors of the mean, measured: a false alarm has odds of 1e-7.
     allowed = 6 * values.std(axis=0) / np.sqrt(rounds) + 1e-12
@@ -61,7 +61,7 @@ def test_the_mean_squared_error_keeps_the_promised_bounds(compressor, shape):
     rng = np.random.default_rng(1)
     v = {"normal": rng.normal(size=50), "spike": np.r_[5.0, np.full(49, 0.8)], "flat": np.ones(50)}[shape]
     errors = [
-        ((decompress(compressor.compress(v, 0, PhiloxSource(1, 0).draws(t)), v.dtype) - v) ** 2).sum()
+        ((decompressed(compressor.compress(v, 0, PhiloxSource(1, 0).draws(t)), v.dtype) - v) ** 2).sum()
         for t in range(1000)
     ]
     relative = np.mean(errors) / (v**2).sum()
@@ -82,7 +82,7 @@ def test_the_variance_bounds_are_reached():
     worst[0] = 1.0
     for compressor in (build("ternary"), build("random_k", fraction=0.1, unbiased=True)):
         errors = [
-            ((decompress(compressor.compress(worst, 0, PhiloxSource(2, 0).draws(t)), np.float64) - worst) ** 2).sum()
+            ((decompressed(compressor.compress(worst, 0, PhiloxSource(2, 0).draws(t)), np.float64) - worst) ** 2).sum()
             for t in range(4000)
         ]
         relative = np.mean(errors) / (worst**2).sum()
@@ -95,7 +95,7 @@ def test_awkward_vectors_are_compressed_without_change_to_them(compressor, dtype
     for name, v in awkward(dtype).items():
         before = v.copy()
         payload = compressor.compress(v, 0, PhiloxSource(3, 1).draws(0))
-        values = decompress(payload, dtype)
+        values = decompressed(payload, dtype)
         assert v.tobytes() == before.tobytes(), name
         assert (values.dtype, values.shape) == (v.dtype, v.shape), name
         assert np.isfinite(values).all(), name
@@ -143,7 +143,7 @@ def test_a_value_that_is_not_finite_is_refused_and_the_layer_named(compressor, d
 @settings(max_examples=300, deadline=None)
 def test_any_vector_stays_within_bounds_that_hold_for_every_draw(v, number, seed):
     compressor = ALL[number]
-    values = decompress(compressor.compress(v, 0, PhiloxSource(seed, 0).draws(0)), np.float32).astype(np.float64)
+    values = decompressed(compressor.compress(v, 0, PhiloxSource(seed, 0).draws(0)), np.float32).astype(np.float64)
     bound = compressor.error_bound(v.size)
     if bound.absolute is not None:
         assert (np.abs(values - v) <= bound.absolute + np.abs(v) * 2.0**-22).all()

@@ -19,18 +19,12 @@ from peer.compress import (
     compress_layers,
     decompress_layers,
 )
-from peer.compress.payload import num_values
 from peer.errors import RemoteProtocolError
 from peer.random import PhiloxSource
 from tests.compress.test_bias_and_bounds import ALL
+from tests.compress.vectors import decompressed
 
 LAYOUT = Layout.of_sizes([700, 1, 64, 3000])
-
-
-def decompressed(payload, dtype):
-    """Return the values of one layer."""
-    return decompress_layers((payload,), Layout.of_sizes([num_values(payload)]), dtype)
-
 
 NONE, TOP_K = build("none"), build("top_k", fraction=0.05)
 

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from peer.compress import Dense, Levels, build, decompress
+from peer.compress import Dense, Levels, build
 from peer.compress.levels import level_values
 from peer.errors import RemoteProtocolError
 from peer.random import PhiloxSource
-from tests.compress.vectors import AWKWARD_NAMES, GivenDraws, awkward
+from tests.compress.vectors import AWKWARD_NAMES, GivenDraws, awkward, decompressed
 
 DRAWS = PhiloxSource(1, 2).draws(3)
 
@@ -36,7 +36,7 @@ def test_qsgd_follows_its_definition(bits, unbiased):
     payload = build("qsgd", bits=bits, unbiased=unbiased).compress(v, 0, GivenDraws(uniforms))
     assert (payload.bits, payload.divisor, payload.base, payload.step) == (bits + 1, 2**bits - 1, 1 - 2**bits, 1)
     expected = qsgd_by_definition(v.tolist(), bits, uniforms.tolist(), unbiased)
-    np.testing.assert_allclose(decompress(payload, np.float64), expected, rtol=1e-14, atol=0)
+    np.testing.assert_allclose(decompressed(payload, np.float64), expected, rtol=1e-14, atol=0)
 
 
 def test_qsgd_rounds_up_only_where_the_uniform_is_below_the_fraction():
@@ -60,7 +60,7 @@ def test_values_whose_levels_would_overflow_are_refused(kind):
     compressor = build(kind, **{"qsgd": {"bits": 8}, "ternary": {}, "top_k": {"fraction": 1.0, "value_bits": 9}}[kind])
     most = 1.7e38 if kind == "ternary" else 6.6e35
     v = np.array([most, -most / 10, 0.0], np.float32)
-    values = decompress(compressor.compress(v, 4, GivenDraws(np.full(3, 0.999))), np.float32)
+    values = decompressed(compressor.compress(v, 4, GivenDraws(np.full(3, 0.999))), np.float32)
     assert values[0] == pytest.approx(most, rel=1 / 200)
     with pytest.raises(ValueError, match="layer 4"):
         compressor.compress(v * np.float32(1.1), 4, DRAWS)
@@ -71,14 +71,14 @@ def test_grid_rounds_up_where_the_uniform_is_at_most_the_fraction():
     fraction = 0.3 / 0.25 - 1.0
     uniforms = np.array([fraction, np.nextafter(fraction, 1), 0.79, 0.81, 0.5])
     payload = build("grid", step=0.25).compress(v, 0, GivenDraws(uniforms))
-    assert decompress(payload, np.float64).tolist() == [0.5, 0.25, -0.25, -0.5, 1.0]
+    assert decompressed(payload, np.float64).tolist() == [0.5, 0.25, -0.25, -0.5, 1.0]
     assert (payload.base, payload.bits, payload.scale) == (-2, 3, 0.25)
 
 
 def test_grid_without_uniforms_takes_the_nearest_multiple_and_the_upper_of_two():
     v = np.array([0.125, -0.125, 0.124, -0.126, 0.375])
     payload = build("grid", step=0.25, rounding="nearest").compress(v, 0, GivenDraws())
-    assert decompress(payload, np.float64).tolist() == [0.25, 0.0, 0.0, -0.25, 0.5]
+    assert decompressed(payload, np.float64).tolist() == [0.25, 0.0, 0.0, -0.25, 0.5]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -88,7 +88,7 @@ def test_grid_errors_stay_below_the_step(name, rounding, dtype):
     v = awkward(dtype)[name]
     compressor = build("grid", step=0.125, rounding=rounding)
     payload = compressor.compress(v, 0, DRAWS)
-    values = decompress(payload, dtype)
+    values = decompressed(payload, dtype)
     bound = compressor.error_bound(v.size).absolute
     assert (np.abs(values - v) <= bound + np.abs(v) * np.finfo(dtype).eps).all()
     if name in ("large", "wide", "one spike"):
@@ -104,20 +104,20 @@ def test_multiples_far_from_zero_are_sent_one_way_or_the_other(value):
     v = np.full(3, value, np.float32)
     payload = build("grid", step=0.3).compress(v, 0, DRAWS)
     assert isinstance(payload, Levels if abs(value) < 2**30 else Dense)
-    np.testing.assert_allclose(decompress(payload, np.float32), v, rtol=1e-6)
+    np.testing.assert_allclose(decompressed(payload, np.float32), v, rtol=1e-6)
 
 
 def test_a_grid_over_a_range_clips_to_its_2_to_the_bits_levels():
     v = np.array([-9.0, -1.0, -0.3, 0.0, 0.3, 0.99, 9.0])
     payload = build("grid", bits=3, range=1.0, rounding="nearest").compress(v, 0, GivenDraws())
-    assert decompress(payload, np.float64).tolist() == [-1.0, -1.0, -0.25, 0.0, 0.25, 0.75, 0.75]
+    assert decompressed(payload, np.float64).tolist() == [-1.0, -1.0, -0.25, 0.0, 0.25, 0.75, 0.75]
     assert (payload.bits, payload.base, payload.codes.max()) == (3, -4, 7)
 
 
 def test_sign_sends_the_mean_magnitude_and_gives_zero_a_plus():
     v = np.array([1.0, -2.0, 0.0, -0.0, 5.0])
     payload = build("sign").compress(v, 0, DRAWS)
-    assert decompress(payload, np.float64).tolist() == [1.6, -1.6, 1.6, 1.6, 1.6]
+    assert decompressed(payload, np.float64).tolist() == [1.6, -1.6, 1.6, 1.6, 1.6]
     assert (payload.bits, payload.base, payload.step, payload.divisor) == (1, -1, 2, 1)
 
 
@@ -125,7 +125,7 @@ def test_ternary_sends_the_largest_magnitude_where_the_uniform_is_below_the_rati
     v = np.array([4.0, -1.0, -1.0, 0.0, -4.0])
     uniforms = np.array([0.999999, 0.25, 0.2499, 0.0, 0.0])
     payload = build("ternary").compress(v, 0, GivenDraws(uniforms))
-    assert decompress(payload, np.float64).tolist() == [4.0, 0.0, -4.0, 0.0, -4.0]
+    assert decompressed(payload, np.float64).tolist() == [4.0, 0.0, -4.0, 0.0, -4.0]
     assert (payload.bits, payload.scale) == (2, 4.0)
 
 
@@ -133,7 +133,7 @@ def test_ternary_sends_the_largest_magnitude_where_the_uniform_is_below_the_rati
 def test_a_layer_of_zeros_stays_zero(kind):
     compressor = build(kind, bits=3) if kind == "qsgd" else build(kind)
     for zero in (0.0, -0.0):
-        assert (decompress(compressor.compress(np.full(9, zero, np.float32), 0, DRAWS), np.float32) == 0).all()
+        assert (decompressed(compressor.compress(np.full(9, zero, np.float32), 0, DRAWS), np.float32) == 0).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

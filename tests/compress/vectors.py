@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from peer.compress import FloatArray, LayerPayload, Layout, decompress_layers
+from peer.compress.payload import num_values
+
 
 def awkward(dtype: npt.DTypeLike) -> dict[str, np.ndarray]:
     """Return named vectors with the values and sizes at which mistakes show."""
@@ -53,3 +56,8 @@ class GivenDraws:
     def words(self, layer: int, size: int) -> np.ndarray:
         assert self.drawn_words is not None
         return self.drawn_words[:size].astype(np.uint32)
+
+
+def decompressed(payload: LayerPayload, dtype: npt.DTypeLike) -> FloatArray:
+    """Return the values of one layer."""
+    return decompress_layers((payload,), Layout.of_sizes([num_values(payload)]), dtype)

@@ -161,7 +161,7 @@ def test_whoever_is_no_member_any_more_leaves_for_good(peer: Peer) -> None:
 
 def test_callers_that_cannot_belong_to_the_run_are_refused(peer: Peer) -> None:
     peer.members.gone.add(2)
-    with pytest.raises(HandshakeRefused, match="'cleo' was declared lost or left"):
+    with pytest.raises(HandshakeRefused, match="'cleo' left or was declared lost"):
         peer.incoming.hear(2, "cleo")
     with pytest.raises(HandshakeRefused, match="is not in everybody's list, and the members of this run cannot change"):
         peer.incoming.hear(3, "dora")
@@ -175,7 +175,7 @@ def test_where_members_change_any_member_is_heard(standing: str, is_heard: bool)
     peer.members.standings[1] = standing
     assert peer.incoming.hear(1, "ben") == (passive(1) if is_heard else None)
     peer.members.gone.add(1)
-    with pytest.raises(HandshakeRefused, match="'ben' was declared lost or left"):
+    with pytest.raises(HandshakeRefused, match="'ben' left or was declared lost"):
         peer.incoming.hear(1, "ben")
 
 
