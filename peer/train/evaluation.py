@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,9 @@ import torch
 
 from peer.train.data import Batch, Classification
 from peer.train.memory import aligned
-from peer.train.metrics import LOSS, MeanValues, figure_of, metrics_of
+from peer.train.metrics import LOSS, MeanValues
 from peer.train.moving import buffers_kept
+from peer.train.next_byte import NextByte
 from peer.train.own_task import OwnTask, errors_of, inner_task
 from peer.train.task import Data, Task
 
@@ -68,20 +69,18 @@ def evaluate_model(
         return Evaluation(correct, total, None)
     loss /= len(indices)
     means = {LOSS: loss, **own_values.means()}
-    if isinstance(task, OwnTask):
-        return Evaluation(correct, total, loss, task.figures(means))
-    return Evaluation(correct, total, loss, {each.name: figure_of(each, means) for each in metrics_of(task)})
+    figures = task.figures(means) if isinstance(task, OwnTask | NextByte) else {}
+    return Evaluation(correct, total, loss, figures)
 
 
 def _judged(task: Task, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, Values]:
-    """Return what `judge` does, and the values of the task's metrics. One forward pass gives both where a built-in task
-    has metrics: it has no samples that are right, and measures its loss."""
-    if isinstance(task, OwnTask) or not metrics_of(task):
-        found = judge(task, model, batch)
-        return *found, task.measure(model, batch) if isinstance(task, OwnTask) and task.metrics else {}
-    kind: Any = task
-    values = kind.measure(model, batch)
-    return values[LOSS].mean(), torch.zeros(len(batch[0]), dtype=torch.bool), values
+    """Return what `judge` does, and the values of the task's metrics. One forward pass gives both where no sample is
+    right or wrong."""
+    if isinstance(task, NextByte):
+        values = task.measure(model, batch)
+        return values[LOSS].mean(), torch.zeros(len(batch[0]), dtype=torch.bool), values
+    found = judge(task, model, batch)
+    return *found, task.measure(model, batch) if isinstance(task, OwnTask) and task.metrics else {}
 
 
 def class_labels(task: Task, data: Data, indices: torch.Tensor) -> npt.NDArray[np.int64]:

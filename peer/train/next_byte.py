@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from peer.train.data import Batch
 from peer.train.datasets.documents import WindowData, read_windows
-from peer.train.metrics import LOSS, PERPLEXITY, TEST_LOSS, Metric, why_no_metrics
+from peer.train.metrics import LOSS, PERPLEXITY, TEST_LOSS, Metric, figure_of, why_no_metrics
 
 _AT_ONCE = 1 << 13
 """Bytes whose activations are in memory at once when a model is judged."""
@@ -54,6 +54,10 @@ class NextByte:
         losses = torch.cat([_losses(model, part) for part in torch.split(windows, max(1, _AT_ONCE // self._length))])
         by_folder = {f"/{name}": losses[folders == number] for number, name in enumerate(self._folders)}
         return {LOSS: losses, **by_folder}
+
+    def figures(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Return each metric by its name, from the means of `measure`'s results."""
+        return {metric.name: figure_of(metric, means) for metric in self.metrics}
 
     def train_data(self) -> WindowData:
         """Return the windows to train on."""
