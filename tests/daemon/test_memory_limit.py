@@ -96,7 +96,7 @@ def test_with_less_the_kernel_ends_it(tmp_path: Path, group: Path) -> None:
 def test_a_script_trains_in_its_budget(tmp_path: Path, group: Path) -> None:
     peers = [start([str(LARGE), file]) for file in write_pair(tmp_path, "quant-sgp", "unlimited")]
     (size, alone, _, pages), _ = [json.loads(peer.communicate()[0])[0] for peer in peers]
-    for budget, code in ((budget_of_scripts()["quant-sgp"], 0), (8.0, -signal.SIGKILL)):
+    for budget, code in ((budget_of_scripts()["quant-sgp"], 0), (4.0, -signal.SIGKILL)):
         # The libraries take the rest, and their pages count only for the cgroup that read them first.
         limit(group, int(alone - pages + budget * size) + (SCRIPT_MB << 20 if code == 0 else 0))
         limited, other = [
