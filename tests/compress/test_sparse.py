@@ -14,7 +14,8 @@ from peer.compress.payload import payloads_equal
 from peer.compress.selection import count_of, largest_magnitudes, smallest_words
 from peer.random import PhiloxSource
 from peer.wire.message import Message, MessageKind
-from tests.compress.vectors import AWKWARD_NAMES, GivenDraws, awkward, decompressed
+from tests.compress.test_decompress import decompressed
+from tests.compress.vectors import AWKWARD_NAMES, GivenDraws, awkward
 
 DRAWS = PhiloxSource(1, 2).draws(3)
 

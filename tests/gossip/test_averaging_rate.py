@@ -11,7 +11,8 @@ from peer import compress
 from peer.compress import FloatArray, TopK
 from peer.gossip import ALGORITHMS
 from peer.gossip.averaging_rate import default_averaging_rate
-from tests.compress.vectors import GivenDraws, decompressed
+from tests.compress.test_decompress import decompressed
+from tests.compress.vectors import GivenDraws
 
 QUANT_SGP = ALGORITHMS["quant-sgp"].spec
 
