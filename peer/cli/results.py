@@ -118,19 +118,20 @@ def export(
     hub = layout == "huggingface"
     if hub and int8:
         raise click.UsageError("a folder for the Hugging Face Hub holds float32 weights; leave out --int8")
-    if output is None:
-        output = Path("model" if hub else "model.safetensors")
+    output = output or Path("model" if hub else "model.safetensors")
     if hub:
         output /= "model.safetensors"
     beside = Beside(program=program, onnx=onnx, onnx_int8=onnx_int8, card=not no_card, hub=hub)
     exported = export_model(
         sources, output, peer_index=peer_index, statistics=statistics, int8=int8, beside=beside, force=force
     )
+    if rest := exported.rounds_to_come:
+        click.echo(f"rounds to come: {rest}; export again after the last for the final model (--force)", err=True)
     if as_json:
         size = sum(file.stat().st_size for file in exported.weights)
-        row = {"file": str(exported.files[0]), "bytes": size, "round": exported.round}
+        row = {"file": str(exported.files[0]), "bytes": size, "accuracy": exported.accuracy, "round": exported.round}
         row |= {"files": [str(file) for file in exported.files], "figures": exported.figures}
-        print_json({**row, "peers": list(exported.peers), "accuracy": exported.accuracy})
+        print_json({**row, "rounds_to_come": exported.rounds_to_come, "peers": list(exported.peers)})
         return
     click.echo(f"wrote {exported.files[0]}: {exported.description}")
     for file in exported.files[1:]:

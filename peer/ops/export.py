@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind, Membership
 from peer.ops.hub_folder import auto_class, card_heading, hub_config, stored_shapes
 from peer.ops.model_card import CardFacts, model_card
+from peer.ops.standing import from_folder, with_length
 from peer.ops.whole_models import MEAN, averaged, differ, formed_after, formed_average, read_form, read_model
 from peer.records import ACCURACY, ModelForm
 from peer.run.setup import RunSetup
@@ -101,6 +102,8 @@ class Exported:
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """For an export in 8 bits: "float32", "int8" or "onnx-int8" → criterion → figure on the test set; float32 is that
     of the same weights in full precision."""
+    rounds_to_come: int | None = None
+    """Rounds that the run has after this one; None where the folder does not say."""
 
     @property
     def output(self) -> Path:
@@ -212,9 +215,8 @@ def export_model(
         assert model.opened is not None
         figures = _save_int8(model.opened, output)
     else:
-        metadata = {"format": "pt", "rounds": str(done), **model.metadata}
-        files[:1] = _save(model.tensors, output, metadata)
-    exported = Exported(done, indices, description, tuple(files), figures)
+        files[:1] = _save(model.tensors, output, {"format": "pt", "rounds": str(done), **model.metadata})
+    exported = Exported(done, indices, description, tuple(files), figures, _to_come(members[0], done))
     return _write_beside(exported, beside, members[0].config, model.opened, _summary(source, exported))
 
 
@@ -259,7 +261,8 @@ def _find_peers(source: Path) -> list[_PeerFolder]:
         # The environment speaks for peers that run, not for what one of them wrote.
         config = configuration.load(file, environment={})
         found = find_checkpoints(file.parent / config.state.directory)
-        folders.append(_PeerFolder(config, file.parent, {_round_of(path): path for path in found}))
+        rounds = {int(path.stem.rpartition("-")[2]): path for path in found}
+        folders.append(_PeerFolder(config, file.parent, rounds))
     return sorted(folders, key=lambda folder: folder.config.peer.index)
 
 
@@ -342,6 +345,16 @@ def _newest_common_round(
     raise StateError(
         f"{source}: the peers have no checkpoint of a common round (newest: {rounds}); export one peer with --peer"
     )
+
+
+def _to_come(folder: _PeerFolder, done: int) -> int | None:
+    """Return how many rounds a peer takes part in after so many; None where its folder does not say."""
+    with suppress(StateError):
+        config = with_length(folder.config, folder.base)
+        if config is not folder.config or config.training.task != OWN_LOOP:
+            standing = from_folder(config, folder.base)
+            return 0 if standing and standing.state == "left" else max(0, config.run.rounds - done)
+    return None
 
 
 def _rounds(folder: _PeerFolder) -> Mapping[int, Path]:
@@ -572,7 +585,3 @@ def _written(output: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}", file=str(output)) from None
-
-
-def _round_of(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])

@@ -24,6 +24,7 @@ from peer.run.setup import RunSetup
 from peer.simulate import run as simulator
 from peer.state.checkpoints import Checkpoint, StateFolder, StoredArrays
 from peer.state.disk import RealDisk
+from peer.state.kept_file import SCRIPT_SAYS, ScriptSays
 from peer.train import model_file
 from peer.train.model_file import save_model
 from peer.train.models import DistilBertSize, distilbert, gpt
@@ -102,6 +103,26 @@ def test_peers_without_a_common_round_are_not_mixed(run: Path, tmp_path: Path) -
     with pytest.raises(StateError, match=r"newest: 20, 10.*--peer"):
         export_model(run, tmp_path / "m.safetensors")
     assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_a_model_of_a_run_that_goes_on_says_how_much_is_to_come(run: Path, tmp_path: Path) -> None:
+    folder, out = run / "peers" / "peer-0", str(tmp_path / "m.safetensors")
+    save(run, 0, 993, np.ones(size(), dtype=np.float32), 1.0)
+    early = sotto("export", str(folder), "-o", out)
+    assert early.stdout.startswith(f"wrote {out}: the model of peer 0 after 993 rounds")
+    assert "rounds to come: 7; export again after the last" in early.stderr
+    assert json.loads(sotto("export", str(folder), "-o", out, "--force", "--json").stdout)["rounds_to_come"] == 7
+    # What a training script decided counts, not the file.
+    for rounds, told in ((1003, 10), (993, 0)):
+        SCRIPT_SAYS.keep(RealDisk(folder / "state"), ScriptSays(rounds))
+        again = sotto("export", str(folder), "-o", out, "--force", "--json")
+        assert json.loads(again.stdout)["rounds_to_come"] == told
+        assert bool(again.stderr) is bool(told)
+
+
+def test_who_left_has_no_rounds_to_come(three: Path, tmp_path: Path) -> None:
+    save(three, 1, 20, np.ones(size(), dtype=np.float32), 1.0, [LEFT])
+    assert export_model(three, tmp_path / "m.safetensors", peer_index=1).rounds_to_come == 0
 
 
 LEFT = Change(ChangeKind.LEAVE, 1, 1, 20)
