@@ -168,8 +168,10 @@ def plan(
 
         write_peer_file(output, configured(own.option.settings), force=force)
         written = str(output)
-    notes += [f"not known: {limit}" for limit in setting.limits]
-    notes += [f"a job without a file begins with {', '.join(new_job['settings'])} ({new_job['measured']})"]
+    notes += [
+        *(f"not known: {limit}" for limit in setting.limits),
+        f"a job without a file begins with {', '.join(new_job['settings'])} ({new_job['measured']})",
+    ]
     if as_json:
         print_json(_document(found, notes) | {"new_job": new_job, "written": written})
         return

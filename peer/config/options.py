@@ -644,22 +644,6 @@ CHOICES = Path(__file__).with_name("choices.toml")
 """What new jobs begin with: the table of what was measured, and its version."""
 
 _IMPLIED: Mapping[tuple[str, str, Any], Mapping[str, Mapping[str, Any]]] = {
-    # As language models are usually trained. `up` and `simulate` give each peer a subfolder.
-    ("training", "task", "text"): {
-        "data": {"partition": "by-label"},
-        "evaluation": {"every_rounds": 25},
-        "run": {"rounds": 100},
-        "training": {
-            "momentum": "adamw",
-            "learning_rate": 2e-3,
-            "beta2": 0.95,
-            "weight_decay": 0.1,
-            "clip_norm": 1.0,
-            "warmup_rounds": 5,
-            "final_rate": 0.1,
-            "local_steps": 16,
-        },
-    },
     ("algorithm", "name", "low-rank"): {"algorithm": {"factor_exponents": "layer"}},
     ("compressor", "value_bits", 2): {"compressor": {"four_levels": True}},
 }
