@@ -39,7 +39,7 @@ def test_layers_of_8_bit_training_come_when_one_is_made() -> None:
         "with quick_imports():\n"
         "    from peer.train import layers\n"
         "print('peer.train.eight_bit.linear' in sys.modules)\n"
-        "print(type(layers.EightBit().linear(2, 3)).__name__, 'peer.train.eight_bit.linear' in sys.modules)\n"
+        "print(type(layers._EightBit().linear(2, 3)).__name__, 'peer.train.eight_bit.linear' in sys.modules)\n"
     )
     assert run(program).split() == ["False", "Linear", "True"]
 
