@@ -42,8 +42,8 @@ def sign(
 
     DIRECTORY is the cluster folder that holds ca.key. The command writes a folder peer-K with everything but the
     private key, which never leaves the device: copy these files beside peer.key. Once started, the new peer joins the
-    run, even one in progress; the other devices need no change. A device that is already listed gets a renewed
-    certificate; after it was copied there, `sotto admin reload` takes it up without a restart.
+    run, even one in progress; the other devices need no change. A request by the name of a listed peer renews that
+    one's certificate: copy the *.pem alone, and `sotto admin reload` there takes them up without a restart.
 
     The command shows name, address and thumbprint of the key, and asks before it signs. Compare the thumbprint with
     the one that the device printed. The certificate holds nothing else that the request may name. With --name,
@@ -73,7 +73,9 @@ def sign(
         print_json(_described(done, proposal))
         return
     click.echo(f"signed     {done.identity.name}, until {done.identity.not_after:%Y-%m-%d}")
-    click.echo(f"copy       {done.folder}/* to the device, into the folder that holds its peer.key")
+    # The key that may lie beside them is the one that the device no longer has.
+    files = f"{done.folder}/*.pem, and peer.toml if it has none," if done.known else f"{done.folder}/*"
+    click.echo(f"copy       {files} to the device, into the folder that holds its peer.key")
     if not (done.folder / "peer.toml").exists():
         click.echo(
             f"keep       the device's peer.toml, or copy another's and set peer.index = {done.index} and peer.listen"
@@ -121,6 +123,8 @@ def show_proposal(proposal: Proposal) -> None:
     click.echo(f"key        {proposal.request.thumbprint}", err=True)
     if proposal.known:
         click.echo(f"renewal    of the certificate of peer {proposal.index}, which is in the list", err=True)
+    elif not proposal.takes_seat:
+        click.echo("new member of the run; a device that replaces one asks by its name in `sotto status`", err=True)
     if proposal.left_out:
         click.echo(f"left out   {', '.join(proposal.left_out)}: the request names it, and it is not signed", err=True)
 

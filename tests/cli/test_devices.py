@@ -76,6 +76,21 @@ def test_a_peer_of_the_list_gets_a_new_certificate_and_nothing_else() -> None:
     )
 
 
+def test_what_is_to_be_copied_is_never_the_key_that_a_device_has_replaced() -> None:
+    assert sotto("init", "--join", "again", "--name", "peer-1").exit_code == 0
+    renewed = sotto("admin", "sign", "kits", "again/request.pem", "--yes")
+    assert Path("kits/peer-1/peer.key").exists()
+    assert "copy       kits/peer-1/*.pem, and peer.toml if it has none, to the device" in renewed.stdout
+    assert "new member" not in renewed.stderr
+
+
+def test_the_operator_is_told_that_a_request_makes_a_new_member() -> None:
+    garage()
+    signed = sotto("admin", "sign", "kits", "garage/request.pem", "--yes")
+    assert "new member of the run; a device that replaces one asks by its name in `sotto status`" in signed.stderr
+    assert "copy       kits/peer-2/* to the device" in signed.stdout
+
+
 def test_two_devices_in_a_row_get_positions_in_a_row() -> None:
     for index, name in ((2, "garage"), (3, "attic")):
         sotto("init", "--join", name, "--name", name)
