@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from peer.config.options import OWN_LOOP
 from peer.foreign_values import parse_toml
 from peer.records import ACCURACY, Criterion
 from peer.report.curves import Against, averaged_figure, figure_axis, mean_loss, measures, worst_figure
@@ -67,17 +68,26 @@ class Target:
 
 
 def contenders(runs: Sequence[RunData]) -> list[Contender]:
-    """Return the runs, those together that differ in their seed alone, in the order in which they come."""
+    """Return the runs, those together that differ in their seed alone, in the order in which they come.
+
+    Scripts with one seed stay apart: they may differ in what no configuration tells.
+    """
     found: list[tuple[RunData, Mapping[str, str], list[RunData]]] = []
     for run in runs:
         own = settings(run)
         same = next((others for _, known, others in found if own and own == known), None)
+        if same and own.get("training.task") == OWN_LOOP and _seed(run) in map(_seed, same):
+            same = None
         if same is None:
             found.append((run, own, [run]))
         else:
             same.append(run)
     names = distinct([_common_name(group) for _, _, group in found])
     return [Contender(name, tuple(group), own) for name, (_, own, group) in zip(names, found, strict=True)]
+
+
+def _seed(run: RunData) -> int | None:
+    return None if run.summary is None else run.summary.seed
 
 
 def settings(run: RunData) -> dict[str, str]:

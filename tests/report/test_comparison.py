@@ -106,6 +106,13 @@ def test_the_number_of_peers_and_the_kind_of_clock_tell_runs_apart(tmp_path: Pat
     assert dict(differences(contenders(runs))) == {"peers": ["2", "3", "2"], "simulated": ["no", "no", "yes"]}
 
 
+def test_scripts_with_one_seed_stay_apart(tmp_path: Path) -> None:
+    runs = [load_run(write_run(tmp_path / name, {40: 0.5}, seed=1)) for name in ("slow", "fast")]
+    for run in runs:
+        run.config = '[training]\ntask = "loop"\n'
+    assert [each.name for each in contenders(runs)] == ["slow", "fast"]
+
+
 def test_a_curve_is_the_mean_of_the_seeds_with_their_range(found: list[Contender]) -> None:
     axis, lines = comparison_lines(found, worst_accuracy, "round")
     assert axis is not None
