@@ -192,7 +192,8 @@ def cluster(
     where = config.data.directory
     if where is not None and config.data.partition == "own" and not Path(where).is_absolute():
         click.echo(f"put the data of each device into its folder: {files[0].parent / where}")
-    click.echo(f"start each with: {command('run', *script, '--config', files[0])}")
+    others = " here, and `sotto join` starts the others" if seats else " each"
+    click.echo(f"start{others} with: {command('run', *script, '--config', files[0])}")
 
 
 def _new_passphrase() -> bytes:

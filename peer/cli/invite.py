@@ -93,7 +93,7 @@ def invite(
     """
     from peer.config.options import OWN_LOOP
     from peer.ops.cluster_files import join_address
-    from peer.ops.enrollment import any_peer_file
+    from peer.ops.enrollment import any_peer_file, free_seats
     from peer.ops.invitations import Invitations, own_hosts
 
     at = [join_address(host.strip("[]"), port) for host in hosts] or own_hosts(directory, port)
@@ -104,10 +104,12 @@ def invite(
             config, _ = any_peer_file(directory)
             more = " SCRIPT" if config.training.task == OWN_LOOP else ""
             more += " --set data.directory=FOLDER" if config.data.directory is not None else ""
-            for each in made:
+            seats = len(free_seats(directory))
+            for number, each in enumerate(made):
                 expires = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.expires))
+                device = "one free seat" if number < seats else "one new member"
                 what = {"event": "invitation", "invitation": each.text(), "expires": each.expires}
-                _tell(as_json, what, f"for one device, until {expires}; run there: sotto join{more}")
+                _tell(as_json, what, f"for {device}, until {expires}; run there: sotto join{more}")
                 if not as_json:
                     click.echo(each.text())
             click.echo(f"answering at {', '.join(at)} until all are used; Ctrl-C ends", err=True)
@@ -131,7 +133,12 @@ def _handle(desk: Invitations, event: Event, approved: bool, as_json: bool) -> N
             print_json({**what, "first_key": event.bound}, indent=None)
         return
     if event.kind == "kept":
-        _tell(as_json, what, f"{event.name} has its certificate, and joins when it is started")
+        _tell(as_json, what, f"{event.name} has its certificate, and joins once its peer runs")
+        return
+    try:
+        event = desk.asked_now(event)
+    except SottoError as error:
+        click.echo(f"not admitted: {error}", err=True)
         return
     assert event.proposal is not None
     if as_json:

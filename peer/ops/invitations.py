@@ -212,6 +212,17 @@ class Invitations:
             self._save(event.id, replace(record, decision="admitted", folder=done.folder.name))
             return done
 
+    def asked_now(self, event: Event) -> Event:
+        """Return a question with what would be signed now: another device may have taken the seat since. Raises
+        SottoError."""
+        with self._lock:
+            record = self._records[event.id]
+            if event.id in self._asked and record.request is not None:
+                proposal = self._propose(record.request.encode())
+                self._asked[event.id] = _meaning(proposal)
+                return replace(event, proposal=proposal)
+            return event
+
     def kept(self, id_: bytes) -> None:
         """Note that the device has its certificate."""
         with self._lock:
@@ -226,6 +237,16 @@ class Invitations:
         waiting = {"state": "waiting", "why": "the operator has to confirm this device"}
         if id_ in self._asked and (record.request, record.host) == (request.decode(), host):
             return waiting
+        asked, proposal = read_request(request), self._propose(request)
+        self._save(id_, replace(record, request=request.decode(), host=host))
+        if self._asked.get(id_) != _meaning(proposal):
+            # What this key asked for before is no longer asked.
+            self._asked[id_] = _meaning(proposal)
+            self.events.put(Event("asks", id_, asked.name, host, asked.thumbprint, asked.thumbprint, proposal))
+        return waiting
+
+    def _propose(self, request: bytes) -> Proposal:
+        """Return what would be signed for a request (PEM). Raises SottoError."""
         asked = read_request(request)
         relay = self._relay if asked.address is None else None
         proposal = enrollment.propose(
@@ -233,12 +254,7 @@ class Invitations:
         )
         if proposal.known:
             raise SecurityError(f"a device of this run has the name {asked.name}; join with another --name")
-        self._save(id_, replace(record, request=request.decode(), host=host))
-        if self._asked.get(id_) != _meaning(proposal):
-            # What this key asked for before is no longer asked.
-            self._asked[id_] = _meaning(proposal)
-            self.events.put(Event("asks", id_, asked.name, host, asked.thumbprint, asked.thumbprint, proposal))
-        return waiting
+        return proposal
 
     def _signed_before(self, record: _Record) -> Path | None:
         """Return the folder with the certificate of a device, if it was signed and this process killed before it was

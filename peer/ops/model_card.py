@@ -48,7 +48,7 @@ def model_card(config: Config, facts: CardFacts, files: Sequence[Path]) -> str:
     ]
     figures = _figures(facts)
     parts += ["## Figures", _table(("model", *(name for name in figures[0][1])), _rows(figures))] if figures else []
-    return "\n\n".join([*parts, "## Files", _files(files, facts)]) + "\n"
+    return "\n\n".join([*parts, "## Files", _files(config, files, facts)]) + "\n"
 
 
 def _settings(config: Config, facts: CardFacts) -> list[tuple[str, str]]:
@@ -130,7 +130,7 @@ def _written(name: str, value: float | None) -> str:
     return f"{100 * value:.1f} %" if Criterion(name) == ACCURACY else f"{value:.4g}"
 
 
-def _files(files: Sequence[Path], facts: CardFacts) -> str:
+def _files(config: Config, files: Sequence[Path], facts: CardFacts) -> str:
     first, *others = files
     if facts.is_int8:
         text = [f"`{first.name}` holds int8 weights for `sottovoce.load_int8`."]
@@ -144,11 +144,17 @@ def _files(files: Sequence[Path], facts: CardFacts) -> str:
         shards = [file for file in others if file.suffix == ".safetensors"]
         of_each = "".join(f"    **load_file({_quoted(file)}),\n" for file in shards)
         state = f"{{\n{of_each}}}" if shards else f"load_file({_quoted(first)})"
-        load = f"model = make_model()\nmodel.load_state_dict({state})"
+        imports, made = "from safetensors.torch import load_file\n", "...  # as the script makes it"
+        if config.training.task != OWN_LOOP:
+            task = [repr(config.training.task)]
+            task += [repr({**config.training.task_options})] if config.training.task_options else []
+            task += ['directory="FOLDER"'] if config.data.directory is not None else []
+            imports, made = f"import sottovoce\n{imports}", f"sottovoce.resolve_task({', '.join(task)}).make_model()"
+        load = f"model = {made}\nmodel.load_state_dict({state})"
         holds = "names the files that hold" if shards else "holds"
         text = [
             f"`{first.name}` {holds} the state_dict of the model. To load it, for example to train it further:",
-            f"```python\nfrom safetensors.torch import load_file\n\n{load}\n```",
+            f"```python\n{imports}\n{load}\n```",
         ]
     for file in others:
         if file.suffix == ".pt2":

@@ -19,7 +19,9 @@ import pytest
 from click.testing import Result
 
 from peer.config.options import load
+from peer.net.security.requests import request_certificate
 from peer.ops import joining
+from peer.ops.invitations import Invitations
 from peer.ops.local_cluster import free_ports
 from tests.cli.runner import sotto
 from tests.library.scripts import write_kits
@@ -258,6 +260,23 @@ def test_a_cluster_whose_devices_have_data_of_their_own_says_where_it_goes() -> 
     own = ("--set", "data.partition=own", "--set", "data.directory=images", "--task", "image-folder")
     made = sotto("init", "cluster", "own", "--peers", "2", "--seats", "1", "--host", "127.0.0.1:7801", *own)
     assert "put the data of each device into its folder: own/peer-0/images\n" in made.stdout
+
+
+def test_a_question_names_the_seat_that_is_left_when_it_is_asked() -> None:
+    assert sotto("init", "cluster", "new", "--peers", "3", "--seats", "2", "--host", "10.0.0.1").exit_code == 0
+    with Invitations(Path("new")) as desk:
+        for name in ("garage", "attic"):
+            request, _ = request_certificate(name, address=f"{name}:7700")
+            desk.answer(desk.issue(["10.0.0.1:7710"], 3600).id, request, "here")
+        first, second = desk.events.get(), desk.events.get()
+        assert first.proposal is not None
+        assert desk.decide(desk.asked_now(first), admit=True) is not None
+        left = desk.asked_now(second)
+        assert left.proposal is not None
+        assert (first.proposal.entry.name, left.proposal.entry.name) == ("peer-1", "peer-2")
+        signed = desk.decide(left, admit=True)
+        assert signed is not None
+        assert signed.identity.name == "peer-2"
 
 
 @pytest.mark.usefixtures("warm_python")

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -273,6 +274,17 @@ def test_a_folder_for_the_hub_says_what_it_is(run: Path, tmp_path: Path) -> None
     eight = sotto("export", str(run), "--format", "huggingface", "--int8")
     assert eight.exit_code == 2
     assert "leave out --int8" in eight.output
+
+
+def test_the_card_loads_the_model_by_its_task(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for peer in (0, 1):
+        save(run, peer, 40, np.arange(size(), dtype=np.float32), 0.5)
+    export_model(run, tmp_path / "m.safetensors", beside=Beside(card=True))
+    code = (tmp_path / "m.card.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert dict(names["model"].state_dict()).keys() == load_file("m.safetensors").keys()
 
 
 def test_a_large_model_is_written_in_shards(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
