@@ -367,10 +367,9 @@ class ReplicaAlgorithm(Algorithm):
             layers = (_spelled(layer) for layer in message.layers if isinstance(layer, WholeIntegers))
             return math.sqrt(sum(map(sum_of_squares, layers)))
         (scale, decay), sender = self.scales(message.round), message.sender
-        length, copy = scale * super().reach(message, rate, receiver), self.replicas.of.get(sender)
+        length, copy = scale * super().reach(message, rate, receiver), self.replicas.of[sender]
         # Small ones add up: now and then the copy is measured besides, as it is to be compared.
-        # Of a newcomer there is none yet.
-        if copy is None or (message.round % CHECK_EVERY and self.reaches.is_free(sender, length)):
+        if message.round % CHECK_EVERY and self.reaches.is_free(sender, length):
             return length
         if sender != self.node.peer:  # The own one holds the difference already.
             at_most = abs(decay) * self._reach_of(message, copy) + length
