@@ -30,7 +30,6 @@ from peer.compress.payload_norm import norm
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, RobustMixing, ServerOptions
-from peer.gossip.plausibility import Reaches
 from peer.gossip.shared_copies import SharedCopies
 from peer.wire.message import Message, MessageKind
 
@@ -173,12 +172,7 @@ class MomentumRule(Protocol):
     @property
     def needs_round(self) -> bool: ...
     @property
-    def gain(self) -> float: ...
-    @property
-    def ahead(self) -> float:
-        """How far the model goes on, over γ, by the gradients that there were."""
-        ...
-
+    def bounds_steps(self) -> bool: ...
     def direction_(self, gradient: FloatArray, z: FloatArray) -> FloatArray: ...
     def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None: ...
     def state(self) -> dict[str, npt.NDArray[Any]]: ...
@@ -188,7 +182,7 @@ class MomentumRule(Protocol):
 class NoMomentum:
     """The direction is the gradient."""
 
-    needs_round, gain, ahead = False, 1.0, 0.0
+    needs_round = bounds_steps = False
 
     def direction_(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
         return gradient
@@ -323,8 +317,6 @@ class Algorithm(ABC):
     spec: ClassVar[AlgorithmSpec]
     message_kind: ClassVar[MessageKind] = MessageKind.GOSSIP
     """Kind of a round's messages. PART: messages have sizes of their own, which `check_part` judges."""
-    momentum: MomentumRule = NoMomentum()
-    """Of the mean gradient; that of own gradients is none of the algorithm's."""
     replicas: NeighborCopies | None = None
     """Set where `spec.memory` is REPLICAS."""
 
@@ -333,8 +325,6 @@ class Algorithm(ABC):
         self.node = node
         self.x = np.array(x0, copy=True)
         self.u = 1.0
-        self.reaches = Reaches(node.peer, node.layout.size, node.largest_loss, spread=1e30)
-        """How far messages have reached: any may, until somebody judges them."""
         self.left_out: frozenset[int] = frozenset()
         """Receivers that get no weight in the coming round, or the one under way; this peer keeps it. Only with
         push-sum, where a column is its sender's own. Set before `begin`."""

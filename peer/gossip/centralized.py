@@ -35,7 +35,6 @@ from peer.gossip.mixing import (
     shares_of_mean,
     whole,
 )
-from peer.gossip.plausibility import norm_of
 from peer.wire.message import Message, MessageKind
 
 
@@ -62,7 +61,7 @@ class AllReduce(Algorithm):
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
-        self.momentum = node.momentum()
+        self._momentum = node.momentum()
         self._others: tuple[int, ...] = ()
         self._rate = 0.0
 
@@ -77,11 +76,11 @@ class AllReduce(Algorithm):
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         # The mean of the peers that were heard: only lost peers are left out.
         check_inbox(inbox, self._others, self._t, self.node.layout, may_lack=can_lose_peers(self.node))
-        step_by_mean_(self.x, self.node, self.momentum, self._rate, self._own, inbox)
+        step_by_mean_(self.x, self.node, self._momentum, self._rate, self._own, inbox)
         return None
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
-        return step_reach(message.sender, norm(message.layers), rate, self)
+        return step_reach(norm(message.layers), rate, self._momentum, self.x)
 
     def hears(self, t: int, sender: int) -> bool:
         return sender in other_members(self.node, t)
@@ -90,7 +89,7 @@ class AllReduce(Algorithm):
         return shares_of_mean(self.node, t)
 
     def start_anew(self) -> None:
-        self.momentum = self.node.momentum()
+        self._momentum = self.node.momentum()
 
     def without(self, peer: int) -> None:
         """Nothing is kept of anybody."""
@@ -100,11 +99,11 @@ class AllReduce(Algorithm):
         return Metrics()
 
     def state(self) -> dict[str, Any]:
-        return super().state() | named_state(self.momentum)
+        return super().state() | named_state(self._momentum)
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         super().restore(state)
-        self.momentum = restored_momentum(self.node, state)
+        self._momentum = restored_momentum(self.node, state)
 
 
 class ParameterServer(Algorithm):
@@ -133,7 +132,7 @@ class ParameterServer(Algorithm):
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
-        self.momentum = node.momentum()
+        self._momentum = node.momentum()
         """Momentum of the server; that of a worker is never used."""
         peers = range(node.schedule.num_peers)
         self.server = node.server.peer
@@ -159,7 +158,7 @@ class ParameterServer(Algorithm):
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
         reach = norm(message.layers)
-        return reach if message.phase else step_reach(message.sender, reach, rate, self)
+        return reach if message.phase else step_reach(reach, rate, self._momentum, self.x)
 
     def unsent(self) -> Mapping[int, Message]:
         own = Message(MessageKind.GOSSIP, self.server, self._t, layers=self._own)
@@ -190,7 +189,7 @@ class ParameterServer(Algorithm):
         if not self.is_server:
             return Exchange({}, frozenset({self.server}), phase=1)
         check_inbox(inbox, self._workers, self._t, self.node.layout, may_lack=False)
-        step_by_mean_(self.x, self.node, self.momentum, self._rate, self._own, inbox)
+        step_by_mean_(self.x, self.node, self._momentum, self._rate, self._own, inbox)
         pulled = whole(self.x.copy(), self.node.layout)
         if self._model_grid is not None:
             draws = SharedDraws(self.node.draw_source.draws(self._t))
@@ -204,22 +203,19 @@ class ParameterServer(Algorithm):
         return Metrics()
 
     def state(self) -> dict[str, Any]:
-        return super().state() | named_state(self.momentum)
+        return super().state() | named_state(self._momentum)
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         super().restore(state)
-        self.momentum = restored_momentum(self.node, state)
+        self._momentum = restored_momentum(self.node, state)
 
 
-def step_reach(sender: int, gradient_norm: float, rate: float, algorithm: Algorithm) -> float:
-    """Return how far a gradient of that norm would bring x in the end if it were the mean. Adam's steps have a length
-    of their own, as long as it can square the numbers."""
-    x, gain = algorithm.x, algorithm.momentum.gain
-    if not gain:
+def step_reach(gradient_norm: float, rate: float, momentum: MomentumRule, x: FloatArray) -> float:
+    """Return how far a gradient of that norm would move x if it were the mean. Adam's steps have a length of their own,
+    as long as it can square the numbers."""
+    if momentum.bounds_steps:
         return 0.0 if gradient_norm < math.sqrt(np.finfo(x.dtype).max) else math.inf
-    length = gain * rate * gradient_norm
-    is_free = algorithm.reaches.is_free(sender, length)
-    return length + (0.0 if is_free else norm_of(x) + rate * algorithm.momentum.ahead)
+    return rate * gradient_norm
 
 
 def step_by_mean_(

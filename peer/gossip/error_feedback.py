@@ -34,14 +34,11 @@ from peer.gossip.mixing import (
 from peer.wire.message import Message
 
 
-def compress_with_memory_(algorithm: DeepSqueeze | SparsePush, t: int) -> Payload:
-    """Return C[x + δ] and leave v − C[v] in the error memory: δ ← v − c. Of a v that would reach too far, a share is
-    compressed."""
-    error_memory, number = algorithm.error_memory, algorithm.x.dtype.type
-    error_memory += algorithm.x
-    share = number(algorithm.reaches.share_within(t, None, lambda: error_memory / number(algorithm.u)))
-    payload = compress(algorithm.node, t, error_memory if share == 1.0 else share * error_memory)
-    add_decompressed_(error_memory, payload, algorithm.node.layout, -1.0)
+def compress_with_memory_(node: NodeContext, t: int, x: FloatArray, error_memory: FloatArray) -> Payload:
+    """Return C[x + δ] and leave v − C[v] in `error_memory`: δ ← v − c."""
+    error_memory += x
+    payload = compress(node, t, error_memory)
+    add_decompressed_(error_memory, payload, node.layout, -1.0)
     return payload
 
 
@@ -70,7 +67,7 @@ class DeepSqueeze(Algorithm):
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -rate, gradient)
-        self._t, self._own = t, compress_with_memory_(self, t)
+        self._t, self._own = t, compress_with_memory_(self.node, t, self.x, self.error_memory)
         return gossip_exchange(self.node, t, self._own)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
@@ -134,7 +131,7 @@ class SparsePush(Algorithm):
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -local_step_rate(rate, self.u, self.node.push_weight_guard), gradient)
-        return self._send(t, compress_with_memory_(self, t))
+        return self._send(t, compress_with_memory_(self.node, t, self.x, self.error_memory))
 
     def _send(self, t: int, payload: Payload) -> Exchange:
         self._t, self._own, self._u_sent, self._heard = t, payload, self.u, {}

@@ -8,21 +8,20 @@ Afterwards the session and the algorithm can apply a message without fail.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NoReturn, cast
+from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 
 from peer.compress.base import Compressor
-from peer.compress.bound import BoundedCompressor
 from peer.compress.norms import sum_of_squares
 from peer.compress.payload import Dense, num_values
 from peer.errors import RemoteProtocolError
-from peer.gossip.base import Algorithm, AlgorithmSpec, Memory
+from peer.gossip.base import Algorithm, Memory
 from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE, transfers
 from peer.gossip.mixing import check_layers
 from peer.gossip.moniqua import FURTHER_BITS
-from peer.gossip.plausibility import HALF, UNUSUAL, Reaches
+from peer.gossip.plausibility import Reaches, spread_of
 from peer.gossip.session import Session
 from peer.gossip.value_bounds import excess, num_first_members
 from peer.gossip.views import ViewSchedule
@@ -52,10 +51,8 @@ class Judge:
         self._asks_for_repairs = self._spec.modulo and self._node.modulo.verified
         self._most_push_weight = num_first_members(self._node) + _WEIGHT_ROOM
         spread = spread_of(self._spec, compressors or (self._node.compressor,), self._node.layout.sizes)
-        size, skips = self._node.layout.size, 0 if self._spec.push_sum else skips
-        self.reaches = Reaches(self._me, size, self._node.largest_loss, spread=spread, skips=skips)
-        self._algorithm.reaches = self.reaches
-        self.reaches.note_own(0, self.own_norm())
+        self.reaches = Reaches(self._node, spread=spread, skips=0 if self._spec.push_sum else skips)
+        self.reaches.note_own(self.own_norm())
         self._least_push_weight = float(np.finfo(session.algorithm.x.dtype).tiny)
 
     def judge(self, message: Message) -> None:
@@ -99,10 +96,8 @@ class Judge:
         """Let by what can move the own model no further than honest messages do (`plausibility`), and take note of it.
         For what `judge` let by. `rate`: γ of the message's round."""
         reach = self.reach(message, rate, self._me)
-        self.reaches.check(self._session.round, message, reach, self.own_norm)
-        # The sum of a part has in it what all gave.
-        unusual = HALF if message.kind is MessageKind.PART else UNUSUAL
-        self.reaches.note(self._session.round, message.sender, reach, unusual)
+        self.reaches.check(message, reach, self.own_norm)
+        self.reaches.note(self._session.round, message, reach)
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
         """Return how far a message can move the receiver's model; 0 for one that moves none."""
@@ -221,18 +216,3 @@ class Judge:
 
 def _refuse(message: Message, problem: str) -> NoReturn:
     raise RemoteProtocolError(problem, peer=message.sender)
-
-
-def spread_of(spec: AlgorithmSpec, compressors: Iterable[Compressor], sizes: Iterable[int]) -> float:
-    """Return how many times as long as what it stands for the payload of an honest message can be, for layers of these
-    sizes. Where errors are gathered, √((2 − δ)/δ), and twice that, since peers keep to half of their room: a number is
-    sent with all rounds that it waited for, which is k of them with probability δ (1 − δ)ᵏ⁻¹ if δ of all numbers are
-    drawn. Elsewhere √(1 + ω), by the noise of unbiased codes."""
-    if not spec.compresses or spec.modulo:
-        return 1.0
-    largest = max(sizes)
-    bounds = [cast(BoundedCompressor, compressor).error_bound(largest) for compressor in compressors]
-    if spec.memory is Memory.ERRORS:
-        least = min(bound.contraction or 1.0 for bound in bounds)
-        return 2.0 * math.sqrt((2.0 - least) / least)
-    return math.sqrt(1.0 + max(bound.variance or 0.0 for bound in bounds))

@@ -112,7 +112,7 @@ class LowRank(Algorithm):
         self._factors = Factors(node.layout, node.low_rank.rank)
         self._bits = node.low_rank.bits
         self._by_layer = node.low_rank.exponents == "layer"
-        self.momentum = node.momentum()
+        self._momentum = node.momentum()
         self._basis: FloatArray | None = None
         """Basis of the coming round; None if it is drawn."""
         self._rate, self._phase = 0.0, 0
@@ -133,11 +133,6 @@ class LowRank(Algorithm):
         if self._basis is None:
             self._basis = self._factors.first_basis(t % 2, self.node.draw_source.draws(t)).astype(self.x.dtype)
         self.error_memory += gradient
-        number = self.x.dtype.type
-        by = number(-2.0 * rate * self.momentum.gain)  # As in `reach`.
-        ahead = rate * self.momentum.ahead
-        if (share := self.reaches.share_within(t, self.x, lambda: by * self.error_memory, ahead=ahead)) < 1.0:
-            self.error_memory *= number(share)
         factors = self._factors.project(self.error_memory, self._basis, t % 2)
         self._vector, self._mean = np.zeros(factors.size), np.zeros(factors.size)
         sends, others, shares = {}, self._others(t), self._shares(t)
@@ -209,9 +204,9 @@ class LowRank(Algorithm):
         assert basis is not None
         self._factors.subtract_multiplied_out_(self.error_memory, self._vector.astype(self.x.dtype), basis, side)
         mean = self._factors.multiply_out(self._mean.astype(self.x.dtype), basis, side)
-        before = self.x.copy() if self.momentum.needs_round else self.x
-        add_scaled_(self.x, -self._rate, self.momentum.direction_(mean, self.x))
-        self.momentum.after_round(before, self.x, self._rate)
+        before = self.x.copy() if self._momentum.needs_round else self.x
+        add_scaled_(self.x, -self._rate, self._momentum.direction_(mean, self.x))
+        self._momentum.after_round(before, self.x, self._rate)
         draws = self.node.draw_source.draws(t)
         self._basis = self._factors.next_basis(self._mean, side, draws).astype(self.x.dtype)
 
@@ -293,17 +288,17 @@ class LowRank(Algorithm):
             )
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
-        """Return how far a part would bring x if it were that of the mean; a sum has as many times that in it as it has
-        contributors. It counts whole, and any other message at most half."""
+        """Return how far a part would move x if it were that of the mean; a sum has as many times that in it as it has
+        contributors."""
         owner = message.sender if message.phase else receiver
         numbers = block_float.decode(_block(message), self._part_of(owner, message.round)[1])
-        share = 2.0 * message.mixing_weight if message.phase else 1.0
-        return step_reach(message.sender, share * float(np.linalg.norm(numbers)), rate, self)
+        mean = float(np.linalg.norm(numbers)) * (message.mixing_weight if message.phase else 1.0)
+        return step_reach(mean, rate, self._momentum, self.x)
 
     # State.
 
     def start_anew(self) -> None:
-        self._basis, self.momentum = None, self.node.momentum()
+        self._basis, self._momentum = None, self.node.momentum()
 
     def without(self, peer: int) -> None:
         """Nothing is kept of anybody."""
@@ -316,7 +311,7 @@ class LowRank(Algorithm):
         state = {**super().state(), "error_memory": self.error_memory}
         if self._basis is not None:
             state["basis"] = self._basis
-        return state | named_state(self.momentum)
+        return state | named_state(self._momentum)
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         super().restore(state)
@@ -326,7 +321,7 @@ class LowRank(Algorithm):
             self._basis = np.array(state["basis"], self.x.dtype)
             if self._basis.size not in self._factors.basis_size:
                 raise ValueError(f"a saved basis has {self._basis.size} numbers, not one of {self._factors.basis_size}")
-        self.momentum = restored_momentum(self.node, state)
+        self._momentum = restored_momentum(self.node, state)
 
 
 def _block(message: Message) -> BlockFloat:

@@ -13,7 +13,6 @@ shown, by its next message, that it needs no repair; it belongs to the transport
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -65,7 +64,6 @@ from peer.gossip.mixing import (
     restored_like,
     whole_layer,
 )
-from peer.gossip.plausibility import HALF, OWN_MODEL, norm_of
 from peer.gossip.theta import (
     HOLD_ROUNDS,
     ThetaControl,
@@ -79,8 +77,6 @@ from peer.gossip.theta import (
 )
 from peer.wire.message import Message, MessageKind, RepairWish
 
-THETAS = 4.0
-"""So many times as far as models reach honest peers choose θ at most, which is twice the largest distance of two."""
 FURTHER_BITS = (4, 8, 16, 0)
 """Further bits of K in the first, second, … request for a layer; 0, the last, asks for all of K."""
 
@@ -90,7 +86,7 @@ class _ModuloAlgorithm(Algorithm):
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
-        self._gossip = ModuloGossip(node, self)
+        self._gossip = ModuloGossip(node)
         self._theta = theta_control(node, hold_rounds=HOLD_ROUNDS)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
@@ -104,8 +100,7 @@ class _ModuloAlgorithm(Algorithm):
         self._gossip.check_codes(message, self._theta, self.x.dtype)
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
-        reach = code_reach(message, self._theta, self.node.peer)
-        return max(reach, norm_of(self._gossip.reference)) if message.sender == self.node.peer else reach
+        return code_reach(message, self._theta)
 
     def check_repair(self, repair: Message) -> None:
         self._gossip.check_repair(repair, self.x.dtype)
@@ -208,7 +203,7 @@ class MoniquaD2(LastStep, _ModuloAlgorithm):
         if self._theta.mode == "theorem":
             self._theta.see_gradient(max_magnitude(gradient))
             unit = theorem_4(rate, 1.0, self.node.schedule.num_peers, self._d1)
-        reference, self.last_step = half_step_(self, t, self.last_step, gradient, rate)
+        reference, self.last_step = half_step_(self.x, self.last_step, gradient, rate)
         self.x = self._gossip.copy_of(reference)
         return self._gossip.begin(t, reference, self._theta, unit)
 
@@ -252,8 +247,8 @@ class ModuloGossip:
     or behind, so that the sources of two rounds can be needed at once; between rounds it is one.
     """
 
-    def __init__(self, node: NodeContext, algorithm: Algorithm) -> None:
-        self._node, self._algorithm = node, algorithm
+    def __init__(self, node: NodeContext) -> None:
+        self._node = node
         self._compressor = modulo_compressor(node)
         senders, receivers = node.schedule.all_senders(node.peer), node.schedule.all_receivers(node.peer)
         if node.modulo.verified and senders != receivers:
@@ -271,7 +266,7 @@ class ModuloGossip:
         self._t, self._phase = -1, 0
         self._own: Payload = ()
         self._is_imposed = False
-        self.reference: FloatArray = np.zeros(0)
+        self._reference: FloatArray = np.zeros(0)
         self._messages: dict[int, Message] = {}
         self._to_add: list[int] = []
         self._further: dict[tuple[int, int], list[MoreBits | WholeIntegers]] = {}
@@ -297,8 +292,6 @@ class ModuloGossip:
         """Send the codes of `reference`, which is kept and must not be written to until the next round is over."""
         node, compressor = self._node, self._compressor
         thetas = theta.thetas(t, unit, self._floors(reference) if theta.mode != "constant" else np.zeros(0))
-        if theta.mode == "verified":
-            thetas = np.minimum(thetas, THETAS * self._algorithm.reaches.allowed(OWN_MODEL, share=HALF))
         draws = node.draw_source.draws(t)
         imposed = node.imposed.pop(t, None)
         self._is_imposed = imposed is not None
@@ -317,7 +310,7 @@ class ModuloGossip:
         )
         if imposed is not None:
             thetas = np.array([sent.theta if isinstance(sent, Residues) else 0.0 for sent in imposed])
-        self._t, self._phase, self.reference = t, 0, reference
+        self._t, self._phase, self._reference = t, 0, reference
         self._sources[t] = Source(compressor, reference, thetas)
         self._further, self._asked = {}, {}
         self._distances[:], self._violated[:], self._heard[:] = 0.0, 0.0, 0.0
@@ -358,7 +351,7 @@ class ModuloGossip:
         awaits = node.schedule.senders(t, node.peer)
         check_inbox(inbox, awaits, t, node.layout, may_lack=can_lose_peers(node), modulo=True)
         for message in inbox.values():
-            self.check_codes(message, theta, self.reference.dtype)
+            self.check_codes(message, theta, self._reference.dtype)
         self._messages = dict(inbox)
         self._to_add = sorted({*inbox, node.peer})
         # Every neighbour is in round t, hence through with t − 1: nobody will ask for that source again.
@@ -387,7 +380,7 @@ class ModuloGossip:
         ):
             raise LocalProtocolError(f"round {self._t}: repairs of {sorted(inbox)}, asked {sorted(self._asked)}")
         for message in inbox.values():
-            self.check_repair(message, self.reference.dtype)
+            self.check_repair(message, self._reference.dtype)
         for sender, message in inbox.items():
             for wish, layer in zip(self._asked[sender], message.layers, strict=True):
                 assert isinstance(layer, (MoreBits, WholeIntegers))
@@ -427,7 +420,7 @@ class ModuloGossip:
 
     def _omega(self, layer: int, part: slice) -> Omega:
         draws = self._node.draw_source.draws(self._t)
-        return self._compressor.omega(self.reference[part], layer, draws)
+        return self._compressor.omega(self._reference[part], layer, draws)
 
     def _recover_own(self) -> None:
         """Write x̂_i to the scratch vector, to the bit that of every receiver."""
@@ -435,10 +428,10 @@ class ModuloGossip:
         for layer, (part, sent) in enumerate(zip(self._node.layout.slices, self._own, strict=True)):
             if isinstance(sent, Residues) and self._is_imposed:
                 # The reference may differ in its last bits from the one that was coded.
-                recover(sent, self.reference[part], self._omega(layer, part), out=self._scratch[part])
+                recover(sent, self._reference[part], self._omega(layer, part), out=self._scratch[part])
             elif isinstance(sent, Residues):
                 code = self._compressor.code
-                code.own_value(self.reference[part], sent.theta, self._omega(layer, part), out=self._scratch[part])
+                code.own_value(self._reference[part], sent.theta, self._omega(layer, part), out=self._scratch[part])
             elif isinstance(sent, Dense):
                 self._scratch[part] = sent.values
 
@@ -447,11 +440,11 @@ class ModuloGossip:
         assert self._scratch is not None
         node, layers = self._node, self._messages[sender].layers
         draws, verified = node.draw_source.draws(self._t), self._compressor.verified
-        if recover_all(layers, self.reference, node.layout, draws, self._scratch, verified=verified):
+        if recover_all(layers, self._reference, node.layout, draws, self._scratch, verified=verified):
             return []
         wishes = []
         for layer, part in enumerate(node.layout.slices):
-            sent, out, reference = self._messages[sender].layers[layer], self._scratch[part], self.reference[part]
+            sent, out, reference = self._messages[sender].layers[layer], self._scratch[part], self._reference[part]
             if isinstance(sent, Dense):
                 out[:] = sent.values
                 continue
@@ -470,19 +463,16 @@ class ModuloGossip:
         return wishes
 
     def _measure(self, sender: int) -> None:
-        """Measure the distance of the sender's x̂, in the scratch vector, from the own reference; put the own x̂ there in
-        the place of one that no honest peer has."""
+        """Measure the distance of the sender's x̂, in the scratch vector, from the own reference."""
         assert self._scratch is not None
-        found = [distances(self._scratch[part], self.reference[part]) for part in self._node.layout.slices]
-        far = math.sqrt(sum(layer_squares for _, layer_squares in found))
-        if not self._algorithm.reaches.lets_by(self._t, sender, self._scratch, self.reference, far):
-            self._recover_own()  # Like that of a lost peer, its share stays with this end.
-            return
-        for layer, ((largest, _), sent) in enumerate(zip(found, self._messages[sender].layers, strict=True)):
+        squares = 0.0
+        for layer, (part, sent) in enumerate(zip(self._node.layout.slices, self._messages[sender].layers, strict=True)):
+            largest, layer_squares = distances(self._scratch[part], self._reference[part])
+            squares += layer_squares
             if isinstance(sent, Residues):
                 self._distances[layer] = max(self._distances[layer], largest - code_error(sent))
                 self._heard[layer] = max(self._heard[layer], sent.theta)
-        self._neighbor_distances.append(far)
+        self._neighbor_distances.append(squares**0.5)
 
     def _finish(self, theta: ThetaControl) -> None:
         self._messages = {}
@@ -622,12 +612,11 @@ def check_codes(
             )
 
 
-def code_reach(message: Message, theta: ThetaControl, me: int) -> float:
-    """Return the norm of what is sent whole, and a neighbour's θ / `THETAS` where peers measure what they need. What a
-    code stands for is compared when it is read (`Reaches.lets_by`)."""
+def code_reach(message: Message, theta: ThetaControl) -> float:
+    """Return how far any number of a code is from the receiver's at most, θ, where peers measure what they need; and
+    the norm of what is sent whole. A θ of a theorem is many times what is needed, and a constant one is that of all."""
     codes = [layer for layer in message.layers if isinstance(layer, Residues) and theta.mode == "verified"]
-    thetas = (layer.theta / THETAS for layer in codes if message.sender != me)
-    return max(norm(message.layers), *thetas, 0.0)
+    return max(norm(message.layers), *(layer.theta for layer in codes), 0.0)
 
 
 def _different(layers: Payload, node: NodeContext) -> Iterable[tuple[LayerPayload, int]]:

@@ -199,7 +199,7 @@ class PairParticipant:
                 message = decode_from(sender, frame, self.layout, self.algorithm.x.dtype)
                 reach = self.algorithm.judge(message)
             effects = self.algorithm.take(message)
-            self.reaches.note(self.round, sender, reach)
+            self.reaches.note(self.round, message, reach)
             self._note(message, effects, now)
             return self._perform(effects)
 

@@ -238,18 +238,15 @@ class Participant:
                 require_finite_loss(t, self._loss)
             own_norm = self._judge.own_norm() if t % self._health_every == 0 else 0.0
             if self._views is not None and self._views.membership.changes_at(t):
-                self.reaches.note_own(t, self._judge.own_norm())  # A newcomer had none before.
-            if self.reaches.is_misled(t):
-                gradient = self._shortened(t, gradient)
+                self.reaches.note_own(self._judge.own_norm())  # A newcomer had none before.
             effects = self.session.begin(gradient, self._rate, now, left_out)
             del gradient
             require_finite_model(t, self.algorithm.x)
             sends = [*effects.sends, *self.algorithm.unsent().items()]
-            different = {id(message.layers): (message, self._rate, receiver) for receiver, message in sends}
-            # One for each round: so much of the room comes back.
-            self.reaches.check_own(t, max((self._judge.reach(*each) for each in different.values()), default=0.0))
+            for receiver, message in {id(message.layers): (receiver, message) for receiver, message in sends}.values():
+                self.reaches.check_own(message, self._judge.reach(message, self._rate, receiver))
             # Behind the check: some algorithms send the model as it is now.
-            self.reaches.note_own(t, own_norm)
+            self.reaches.note_own(own_norm)
             effects = self._perform(effects, now)
         self._sent_at = now
         return effects
@@ -431,14 +428,6 @@ class Participant:
                 self.last_codes.restore(state.codes)
 
     # Inside.
-
-    def _shortened(self, t: int, gradient: FloatArray) -> FloatArray:
-        """Return the gradient of round t, shortened where the own model would reach too far."""
-        algorithm, number = self.algorithm, gradient.dtype.type
-        z_step = debiased_step_rate(self._rate, algorithm.u, algorithm.node.push_weight_guard)
-        by = number(-z_step * algorithm.momentum.gain) * gradient
-        ahead = None if algorithm.spec.local_steps else self._rate * algorithm.momentum.ahead
-        return number(self.reaches.share_within(t, algorithm.model(), lambda: by, ahead=ahead)) * gradient
 
     def _perform(self, effects: Effects, now: float) -> Effects:
         """Return the effects of the session with its messages as frames, and the record of a round that is over."""

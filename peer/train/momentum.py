@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.decompress import add_dense_
-from peer.compress.norms import sum_of_squares
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError
 
@@ -67,15 +66,9 @@ class Momentum:
         return self.kind in ("qg", "qg-nesterov")
 
     @property
-    def gain(self) -> float:
-        """How many times as far as without momentum a gradient moves the model in the end; 0 where a direction has a
-        length of its own, however long the gradients are."""
-        return {"none": 1.0, "adam": 0.0, "adamw": 0.0}.get(self.kind, 1.0 / (1.0 - self.beta))
-
-    @property
-    def ahead(self) -> float:
-        """How far the model goes on, over γ, by the gradients that there were."""
-        return 0.0 if self._m is None or not self.gain else (self.gain - 1.0) * math.sqrt(sum_of_squares(self._m))
+    def bounds_steps(self) -> bool:
+        """Whether a direction has a length of its own, however long the gradients are."""
+        return self.kind in ("adam", "adamw")
 
     def direction_(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
         """Return `direction(gradient, z)`; it takes the memory of the gradient if it needs any."""

@@ -91,7 +91,7 @@ class ModuloModels(PairCoding):
         check_codes(message, self.node, self._compressor, self._theta, self.theirs.dtype)
 
     def reach(self, message: Message) -> float:
-        return code_reach(message, self._theta, self.node.peer)
+        return code_reach(message, self._theta)
 
     def read(self, message: Message, reference: FloatArray, further: FurtherBits) -> tuple[RepairWish, ...]:
         draws, wishes = self.node.draw_source.draws(message.round), []

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from peer.compress.payload import FloatArray
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
@@ -93,14 +92,6 @@ class VirtualProcess:
             observe=lambda *what: auditor.observed(self.participant, *what),
             statements=self.statements(),
         )
-        really_shortened = self.participant._shortened
-
-        def shortened(t: int, gradient: FloatArray) -> FloatArray:
-            found = really_shortened(t, gradient)
-            auditor.stepped(self.participant, t, self.participant._rate, found)
-            return found
-
-        vars(self.participant)["_shortened"] = shortened
         self.peer = DurablePeer(
             self.participant,
             disk,
