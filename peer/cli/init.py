@@ -192,8 +192,8 @@ def cluster(
     where = config.data.directory
     if where is not None and config.data.partition == "own" and not Path(where).is_absolute():
         click.echo(f"put the data of each device into its folder: {files[0].parent / where}")
-    others = " here, and `sotto join` starts the others" if seats else " each"
-    click.echo(f"start{others} with: {command('run', *script, '--config', files[0])}")
+    which = "each but the seats" if seats else "each"
+    click.echo(f"start {which} with: {command('run', *script, '--config', files[0])}")
 
 
 def _new_passphrase() -> bytes:

@@ -288,8 +288,7 @@ class TrainingOptions(Section):
     """step: factor applied to γ at each milestone."""
     momentum: Literal["none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam", "adamw", "script"] = "nesterov"
     """Kind of momentum. qg and qg-nesterov are quasi-global momentum. adamw: Adam, with the weight decay beside it
-    (decoupled). script: the optimizer of a training script that
-    averages gradients; only the script sets it."""
+    (decoupled). script: the optimizer of a training script that averages gradients; only the script sets it."""
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum coefficient β (β₁ of Adam)."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999

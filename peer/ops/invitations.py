@@ -214,14 +214,14 @@ class Invitations:
 
     def asked_now(self, event: Event) -> Event:
         """Return a question with what would be signed now: another device may have taken the seat since. Raises
-        SottoError."""
+        SottoError where nothing can be; the device is told so when it asks again."""
         with self._lock:
-            record = self._records[event.id]
-            if event.id in self._asked and record.request is not None:
-                proposal = self._propose(record.request.encode())
-                self._asked[event.id] = _meaning(proposal)
-                return replace(event, proposal=proposal)
-            return event
+            request = self._records[event.id].request
+            if self._asked.pop(event.id, None) is None or request is None:
+                return event
+            proposal = self._propose(request.encode())
+            self._asked[event.id] = _meaning(proposal)
+            return replace(event, name=proposal.request.name, proposal=proposal)
 
     def kept(self, id_: bytes) -> None:
         """Note that the device has its certificate."""

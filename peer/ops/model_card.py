@@ -147,7 +147,11 @@ def _files(config: Config, files: Sequence[Path], facts: CardFacts) -> str:
         imports, made = "from safetensors.torch import load_file\n", "...  # as the script makes it"
         if config.training.task != OWN_LOOP:
             task = [repr(config.training.task)]
-            task += [repr({**config.training.task_options})] if config.training.task_options else []
+            options = {
+                key: without_folders(value) if isinstance(value, str) else value
+                for key, value in config.training.task_options.items()
+            }
+            task += [repr(options)] if options else []
             task += ['directory="FOLDER"'] if config.data.directory is not None else []
             imports, made = f"import sottovoce\n{imports}", f"sottovoce.resolve_task({', '.join(task)}).make_model()"
         load = f"model = {made}\nmodel.load_state_dict({state})"

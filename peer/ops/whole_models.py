@@ -118,10 +118,11 @@ def formed_average(state: Path, form: ModelForm, rounds: int) -> tuple[InParts, 
     path = state / AVERAGE_FILE
     with open_tensors(path) as file:
         facts = file.metadata() or {}
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in [*file.keys()]}
+        slices = {name: file.get_slice(name) for name in [*file.keys()]}
+        forms = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
     entry_of = {source: entry.replace("_orig_mod.", "") for entry, source in form.entries.items()}
     names = {name: entry_of.get(name, name) for name in form.trained}
-    if any(shapes.get(names[name]) != shape for name, shape in form.trained.items()):
+    if any(forms.get(names[name]) != ("F32", shape) for name, shape in form.trained.items()):
         raise StateError(f"{path} holds another model than the one that {MODEL_FORM.name}, or the task, describes")
     members = [int(member) for member in facts.get("members", "").split(", ") if member.isdigit()]
     arrays = stored_arrays(path)

@@ -224,6 +224,7 @@ class TensorSlice(Protocol):
     """A tensor that is not read yet."""
 
     def get_shape(self) -> list[int]: ...
+    def get_dtype(self) -> str: ...
 
 
 class TensorFile(Protocol):

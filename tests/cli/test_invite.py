@@ -19,6 +19,7 @@ import pytest
 from click.testing import Result
 
 from peer.config.options import load
+from peer.errors import ConfigError
 from peer.net.security.requests import request_certificate
 from peer.ops import joining
 from peer.ops.invitations import Invitations
@@ -277,6 +278,22 @@ def test_a_question_names_the_seat_that_is_left_when_it_is_asked() -> None:
         signed = desk.decide(left, admit=True)
         assert signed is not None
         assert signed.identity.name == "peer-2"
+
+
+def test_a_device_hears_that_the_last_seat_was_taken_while_it_waited() -> None:
+    fixed = ("-s", "algorithm.name=ad-psgd", "-s", "graph.kind=ring")
+    assert sotto("init", "cluster", "new", "--peers", "3", "--seats", "1", "--host", "10.0.0.1", *fixed).exit_code == 0
+    with Invitations(Path("new")) as desk:
+        asked = []
+        for name in ("garage", "attic"):
+            request, _ = request_certificate(name, address=f"{name}:7700")
+            asked.append((desk.issue(["10.0.0.1:7710"], 3600).id, request, "here"))
+            assert desk.answer(*asked[-1])["state"] == "waiting"
+        first, second = desk.events.get(), desk.events.get()
+        assert desk.decide(desk.asked_now(first), admit=True) is not None
+        with pytest.raises(ConfigError):
+            desk.asked_now(second)
+        assert desk.answer(*asked[1])["state"] == "refused"
 
 
 @pytest.mark.usefixtures("warm_python")

@@ -12,6 +12,7 @@ import numpy as np
 from peer.config.options import Config
 from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
+from peer.simulate.run import Simulation, run
 
 
 @contextlib.contextmanager
@@ -52,6 +53,14 @@ def trained(cluster: Cluster, *, rounds: int, kill: int | None = None) -> list[b
             cluster.start_peer(kill)
         wait_for(cluster, lambda: min(peer.round for peer in cluster.poll()) >= rounds and cluster.finished())
         return [(x / np.float32(u)).tobytes() for x, u in cluster.final_states()]
+
+
+def killed_and_simulated(config: Config, folder: Path, fork_server: ForkServer) -> tuple[list[bytes], Simulation]:
+    """Return the models of two real peers, of which one was killed in the middle, and the same run simulated."""
+    (folder / "run").mkdir()
+    cluster = Cluster(config, folder, num_peers=2, directory=folder / "run", fork_server=fork_server)
+    real = trained(cluster, rounds=config.run.rounds, kill=1)
+    return real, run(config, folder, num_peers=2, baseline=False)
 
 
 def _account(cluster: Cluster) -> list[tuple[int | None, str]]:

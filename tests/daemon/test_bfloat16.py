@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from peer.config.options import load
-from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
-from peer.simulate.run import run
-from tests.daemon.running_cluster import trained
+from tests.daemon.running_cluster import killed_and_simulated
 
 JOB = (
     "run.rounds=14",
@@ -32,9 +30,6 @@ JOB = (
 @pytest.mark.slow
 def test_a_killed_peer_and_the_simulator_agree_bit_for_bit(tmp_path: Path, fork_server: ForkServer) -> None:
     config = load(environment={}, overrides=JOB)
-    (tmp_path / "run").mkdir()
-    cluster = Cluster(config, tmp_path, num_peers=2, directory=tmp_path / "run", fork_server=fork_server)
-    real = trained(cluster, rounds=14, kill=1)
-    simulated = run(config, tmp_path, num_peers=2, baseline=False)
+    real, simulated = killed_and_simulated(config, tmp_path, fork_server)
     assert real == [z.tobytes() for z in simulated.models]
     assert simulated.summary.precision == "bfloat16"

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from peer.config.options import load
-from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
-from peer.simulate.run import run
-from tests.daemon.running_cluster import trained
+from tests.daemon.running_cluster import killed_and_simulated
 
 JOB = (
     "run.rounds=12",
@@ -35,11 +33,8 @@ def test_a_killed_peer_and_the_simulator_agree_bit_for_bit(tmp_path: Path, fork_
         for number in range(9):
             (tmp_path / "texts" / name / f"{number}.txt").write_text(f"{number} {name} " * 20)
     # With AdamW, clipping and a subfolder for each peer.
-    config = load(environment={}, overrides=JOB, new_job=True)
-    (tmp_path / "run").mkdir()
-    cluster = Cluster(config, tmp_path, num_peers=2, directory=tmp_path / "run", fork_server=fork_server)
-    real = trained(cluster, rounds=12, kill=1)
-    simulated = run(config, tmp_path, num_peers=2, baseline=False)
+    config = load(environment={}, overrides=JOB, new_job=2)
+    real, simulated = killed_and_simulated(config, tmp_path, fork_server)
     assert real == [z.tobytes() for z in simulated.models]
     assert [simulated.summary.criteria[name] for name in ("test loss", "code", "news")] == ["lower"] * 3
     assert simulated.summary.averaged_metrics.keys() == {"test loss", "perplexity", "code", "news"}

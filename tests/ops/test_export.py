@@ -21,6 +21,7 @@ from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer
 from peer.ops.cluster_files import place_peers, write_cluster
 from peer.ops.export import Beside, export_model
+from peer.ops.model_card import CardFacts, model_card
 from peer.run.setup import RunSetup
 from peer.simulate import run as simulator
 from peer.state.checkpoints import Checkpoint, StateFolder, StoredArrays
@@ -280,6 +281,14 @@ def test_the_card_loads_the_model_by_its_task(run: Path, tmp_path: Path, monkeyp
     for peer in (0, 1):
         save(run, peer, 40, np.arange(size(), dtype=np.float32), 0.5)
     export_model(run, tmp_path / "m.safetensors", beside=Beside(card=True))
+    card = model_card(
+        Config.model_validate(
+            {"training": {"task": "ag-news", "task_options": {"weights": "/home/ann/w.safetensors"}}}
+        ),
+        CardFacts(description="a model", round=40, num_peers=2),
+        [tmp_path / "m.safetensors"],
+    )
+    assert ("/home" in card, "{'weights': 'w.safetensors'}" in card) == (False, True)
     code = (tmp_path / "m.card.md").read_text().split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from peer.config.options import PeerAddress, load
@@ -28,9 +28,11 @@ from peer.library.kept_state import unpack
 from peer.node.checkpoint_arrays import group
 from peer.ops.cluster_files import place_peers, write_cluster
 from peer.ops.export import Beside, export_model
+from peer.ops.whole_models import formed_average
+from peer.records import ModelForm
 from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint
 from peer.state.disk import RealDisk
-from peer.state.kept_file import FROZEN_FILE, MODEL_FORM
+from peer.state.kept_file import AVERAGE_FILE, FROZEN_FILE, MODEL_FORM
 from peer.train.local_step import Trainer
 from peer.train.model_file import model_parts
 from tests.daemon.test_state_of_release_0_2 import unpacked
@@ -269,6 +271,19 @@ def test_statistics_are_those_of_the_peer_that_is_named(states: Any, tmp_path: P
     refused = export_elsewhere(tmp_path / "elsewhere", kits, "-o", tmp_path / "n.safetensors", "--statistics", "ben")
     assert refused.returncode == 2
     assert "mean, ada, cleo" in refused.stderr
+
+
+def test_a_formed_average_of_other_numbers_is_refused(tmp_path: Path) -> None:
+    form = ModelForm(trained={"w": (2,)}, private=(), entries={"w": "w"}, without=())
+    for dtype in (torch.float32, torch.bfloat16):
+        save_file({"w": torch.ones(2, dtype=dtype)}, tmp_path / AVERAGE_FILE, {"rounds": "4", "members": "0, 1"})
+        if dtype is torch.float32:
+            found = formed_average(tmp_path, form, 4)
+            assert found is not None
+            assert (found[0][:].tolist(), found[1]) == ([1.0, 1.0], [0, 1])
+            continue
+        with pytest.raises(StateError, match="holds another model"):
+            formed_average(tmp_path, form, 4)
 
 
 def test_named_folders_are_averaged_without_the_others(states: Any, tmp_path: Path) -> None:
