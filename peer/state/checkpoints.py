@@ -187,7 +187,8 @@ class Checkpoints:
         name = checkpoint_name(kept[-1])
         checkpoint = self.load(kept[-1])
         if checkpoint.state.get("inbox"):
-            disks.replace(self._disk, aside + name, [self._disk.read(name)])
+            with self._disk.reader(name) as file:
+                disks.replace(self._disk, aside + name, disks.blocks(file))
             self.save(replace(checkpoint, state={**checkpoint.state, "inbox": []}, arrays=dict(checkpoint.arrays)))
         return kept[-1]
 

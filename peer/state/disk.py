@@ -137,13 +137,32 @@ def make_private(folder: Path) -> None:
                         below.chmod(mode)
 
 
+def blocks(file: Readable | io.BufferedIOBase, size: int | None = None) -> Iterator[bytes]:
+    """Yield the next `size` bytes of a file in blocks of 4 MB; all that is left without a size. Fewer where it ends."""
+    while size is None or size > 0:
+        block = file.read(_DIRECT_BLOCK_BYTES if size is None else min(size, _DIRECT_BLOCK_BYTES))
+        if not block:
+            return
+        size = None if size is None else size - len(block)
+        yield block
+
+
 def replace(disk: Disk, name: str, parts: Iterable[Buffer]) -> None:
-    """Replace a file so that after a crash it holds either the old or the new content, whole."""
+    """Replace a file so that after a crash it holds either the old or the new content, whole. Parts that are made as
+    they are asked for are not all held at once."""
     beside = f".{name}.new"
     handle = disk.create(beside)
     try:
-        # In one piece: the handle knows how large the file becomes.
-        handle.append(list(parts))
+        turn: list[Buffer] = []
+        size = 0
+        for part in parts:
+            turn.append(part)
+            size += len(part)
+            # In large pieces: those go past the page cache.
+            if size >= _DIRECT_BLOCK_BYTES:
+                handle.append(turn)
+                turn, size = [], 0
+        handle.append(turn)
         handle.sync()
     finally:
         handle.close()

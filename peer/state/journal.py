@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import io
 import json
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -37,7 +38,7 @@ from peer.errors import StateError
 from peer.foreign_values import parse_json
 from peer.protocol import OLDEST
 from peer.state.checkpoints import arrays_of, entries_of
-from peer.state.disk import Buffer, Disk, Handle, cannot_be_written, replace
+from peer.state.disk import Buffer, Disk, Handle, Readable, blocks, cannot_be_written, replace
 
 VERSION = 6
 """Release 0.2.0 wrote it, too. Lower versions, of release 0.1 and before, lack some kinds of records."""
@@ -294,17 +295,29 @@ class Journal:
     def change_header(self, disk: Disk, changes: Mapping[str, Any]) -> None:
         """Write the file anew with these values in its header, at once or not at all. Raises StateError."""
         with self._closing:
-            try:
+            checksum = 0
+
+            def anew(file: io.BufferedReader[Readable]) -> Iterator[Buffer]:
+                nonlocal checksum
+                begin = file.read(_FILE.size)
+                begin += file.read(_FILE.unpack(begin)[2] + _SUM.size)
+                header, _, _ = _read_header(self.name, memoryview(begin))
+                start, checksum = _start({**header, **changes})
+                yield from start
                 # Checksums are chained from the header on.
-                data = memoryview(disk.read(self.name))
-                header, at, _ = _read_header(self.name, data)
-                parts, checksum = _start({**header, **changes})
-                while at < len(data):
-                    end = at + _HEAD.size + _HEAD.unpack_from(data, at)[0]
-                    checksum = xxhash.xxh3_64_intdigest(data[at:end], seed=checksum)
-                    parts += [data[at:end], _SUM.pack(checksum)]
-                    at = end + _SUM.size
-                replace(disk, self.name, parts)
+                while head := file.read(_HEAD.size):
+                    chained = xxhash.xxh3_64(head, seed=checksum)
+                    yield head
+                    for block in blocks(file, _HEAD.unpack(head)[0]):
+                        chained.update(block)
+                        yield block
+                    checksum = chained.intdigest()
+                    file.read(_SUM.size)
+                    yield _SUM.pack(checksum)
+
+            try:
+                with disk.reader(self.name) as raw, io.BufferedReader(raw) as file:
+                    replace(disk, self.name, anew(file))
                 handle = disk.open(self.name)
             except OSError as error:
                 failure = cannot_be_written(self.name, error)

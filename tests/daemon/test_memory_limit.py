@@ -24,6 +24,8 @@ count only for the cgroup that read them first."""
 TOO_LITTLE_MIB = 96
 SCRIPT_MB = 96
 """What a peer takes in the process of a script, however small the model is."""
+LATE_S = 1.5
+"""The peer that is limited has to wait for the other, and begins its first round meanwhile."""
 
 ROOT = Path("/sys/fs/cgroup")
 JOB = (
@@ -100,7 +102,7 @@ def test_a_script_trains_in_its_budget(tmp_path: Path, group: Path) -> None:
         # The libraries take the rest, and their pages count only for the cgroup that read them first.
         limit(group, int(alone - pages + budget * size) + (SCRIPT_MB << 20 if code == 0 else 0))
         limited, other = [
-            start([str(LARGE), file], group if index == 0 else None)
+            start([str(LARGE), file], late_s=index * LATE_S, group=None if index else group)
             for index, file in enumerate(write_pair(tmp_path, "quant-sgp", f"limited-{budget}"))
         ]
         problems = limited.communicate()[1]

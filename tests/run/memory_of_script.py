@@ -1,16 +1,18 @@
 """How much more memory a training script with AdamW holds at most with its peer than without; run by `test_memory` in a
 process of its own.
 
-    python -m tests.run.memory_of_script WIDTH CONFIGURATION [WIDTH CONFIGURATION]…
+    python -m tests.run.memory_of_script SECONDS WIDTH CONFIGURATION [WIDTH CONFIGURATION]…
 
-Trains one model after the other, each as a peer of its own. Prints JSON: for each, parameters, the bytes that the
-process held at most in the loop alone, those with the peer, and how much of the former were pages of files.
+Trains one model after the other, each as a peer of its own that is so many seconds late. Prints JSON: for each,
+parameters, the bytes that the process held at most in the loop alone, those with the peer, and how much of the former
+were pages of files.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import sottovoce
@@ -21,7 +23,7 @@ from peer.train.threads import use_one_thread
 from tests.run.memory_of_peers import held
 
 
-def train(width: int, file: str) -> list[int]:
+def train(late_s: float, width: int, file: str) -> list[int]:
     """Train a model with eight hidden layers of that width, and return its figures."""
     torch.manual_seed(0)
     layers = [nn.Linear(width, width, bias=False) for _ in range(8)]
@@ -43,6 +45,7 @@ def train(width: int, file: str) -> list[int]:
     Path("/proc/self/clear_refs").write_text("5")  # The peak begins anew.
     step()
     alone, pages = held("VmHWM"), held("RssFile")
+    time.sleep(late_s)
     with sottovoce.join(model, file, every=1, keep=[optimizer], evaluate=evaluate) as peer:
         while not peer.done:
             peer.step(step())
@@ -51,5 +54,5 @@ def train(width: int, file: str) -> list[int]:
 
 if __name__ == "__main__":
     use_one_thread()
-    models = zip(sys.argv[1::2], sys.argv[2::2], strict=True)
-    print(json.dumps([train(int(width), file) for width, file in models]))
+    models = zip(sys.argv[2::2], sys.argv[3::2], strict=True)
+    print(json.dumps([train(float(sys.argv[1]), int(width), file) for width, file in models]))

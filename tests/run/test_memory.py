@@ -72,9 +72,9 @@ def write_pair(folder: Path, algorithm: str, name: str) -> list[str]:
     return [str(file) for file in write_kits(folder / name, 2, *settings, *chosen)]
 
 
-def start(arguments: Sequence[str], group: Path | None = None) -> subprocess.Popen[str]:
+def start(arguments: Sequence[str], *, late_s: float = 0.0, group: Path | None = None) -> subprocess.Popen[str]:
     """Start the script, in a cgroup where one is given."""
-    command = [sys.executable, "-m", "tests.run.memory_of_script", *arguments]
+    command = [sys.executable, "-m", "tests.run.memory_of_script", str(late_s), *arguments]
     if group is not None:
         command = ["sh", "-c", 'echo $$ > "$1/cgroup.procs" && shift && exec "$@"', "sh", str(group), *command]
     return subprocess.Popen(
