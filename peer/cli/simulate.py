@@ -16,7 +16,6 @@ from peer.cli.training_run import (
     command_line,
     draw_graph,
     finish,
-    live_option,
     make_directory,
     name_option,
     open_view,
@@ -24,6 +23,7 @@ from peer.cli.training_run import (
     runs_option,
     track_option,
     trackers_beside,
+    view_options,
     warn,
     with_live_page,
 )
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 @runs_option
 @click.option("--no-save", is_flag=True, help="Write no run folder; only print the results.")
 @track_option
-@live_option
+@view_options
 @json_option
 def simulate(
     words: tuple[str, ...],
@@ -102,7 +102,7 @@ def simulate(
     runs_dir: Path,
     no_save: bool,
     trackers: tuple[str, ...],
-    no_live: bool,
+    view: str | None,
     as_json: bool,
 ) -> int:
     """Simulate training with N peers in one process, on a virtual clock.
@@ -143,7 +143,7 @@ def simulate(
             draw_graph(config, base, count, directory)
         stop = stack.enter_context(StopOnSignal())
         stack.enter_context(trackers_beside(trackers, directory))
-        show = stack.enter_context(open_view(no_live, config))
+        show = stack.enter_context(open_view(view, config))
         if not no_save:
             show = with_live_page(show, directory)
         options: dict[str, Any] = {

@@ -55,7 +55,16 @@ track_option = click.option(
     type=click.Choice(["tensorboard", "wandb", "mlflow", "trackio"]),
     help="Hand the figures to an experiment tracker while the run goes on, see `sotto lab track`; may be repeated.",
 )
-live_option = click.option("--no-live", is_flag=True, help="Print progress lines instead of the live view.")
+
+
+def view_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that choose how the progress of a run is shown, as an argument `view`."""
+    for name, value, text in (
+        ("--quiet", "none", "Print warnings and the figures at the end alone."),
+        ("--no-live", "lines", "Print progress lines instead of the live view."),
+    ):
+        command = click.option(name, "view", flag_value=value, help=text)(command)
+    return command
 
 
 def make_directory(runs_dir: Path, name: str | None, default: str) -> Path:
@@ -102,19 +111,26 @@ def warn(config: Config, base: Path, num_peers: int) -> None:
         click.echo(f"{finding.key}: {finding.sentence}" if finding.key else finding.sentence, err=True)
 
 
+def show_nothing(progress: Progress) -> None:
+    """Keep quiet."""
+
+
 @contextlib.contextmanager
-def open_view(no_live: bool, config: Config) -> Iterator[Callable[[Progress], None]]:
-    """Show the progress of a run, with the time since now: live where a person watches, otherwise in lines. The context
-    is the function that shows it."""
+def open_view(chosen: str | None, config: Config) -> Iterator[Callable[[Progress], None]]:
+    """Show the progress of a run, with the time since now: live where a person watches, otherwise in lines, or as
+    `view_options` says. The context is the function that shows it."""
     from peer.records import Progress
     from peer.report import live
 
+    if chosen == "none":
+        yield show_nothing
+        return
     began = time.monotonic()
 
     def show(progress: Progress) -> None:
         view.update(replace(progress, elapsed_s=time.monotonic() - began))
 
-    with live.open_view(live=is_interactive() and not no_live) as view:
+    with live.open_view(live=is_interactive() and chosen is None) as view:
         # The next step imports libraries and reads data, which takes seconds.
         show(Progress(phase="preparing", rounds=config.run.rounds, elapsed_s=0.0))
         yield show
@@ -171,8 +187,9 @@ def _end_of(process: subprocess.Popen[bytes]) -> int:
 
 
 def with_live_page(show: Callable[[Progress], None], directory: Path) -> Callable[[Progress], None]:
-    """Return `show`, which now also prints the command for the live page once the run is prepared."""
-    said = False
+    """Return `show`, which now also prints the command for the live page once the run is prepared, unless it keeps
+    quiet."""
+    said = show is show_nothing
 
     def show_and_say(progress: Progress) -> None:
         nonlocal said

@@ -19,7 +19,6 @@ from peer.cli.training_run import (
     command_line,
     draw_graph,
     finish,
-    live_option,
     make_directory,
     name_option,
     open_view,
@@ -27,6 +26,7 @@ from peer.cli.training_run import (
     runs_option,
     track_option,
     trackers_beside,
+    view_options,
     warn,
     with_live_page,
 )
@@ -63,7 +63,7 @@ class _Call:
 )
 @runs_option
 @track_option
-@live_option
+@view_options
 @json_option
 def up(
     words: tuple[str, ...],
@@ -76,7 +76,7 @@ def up(
     resume: str | None,
     runs_dir: Path,
     trackers: tuple[str, ...],
-    no_live: bool,
+    view: str | None,
     as_json: bool,
 ) -> int:
     """Train with N real peers on this machine.
@@ -125,7 +125,7 @@ def up(
         report_in_any_case(directory) if resume is None else contextlib.nullcontext(),
         # It imports the libraries of the peers while this process imports those that it needs itself.
         ForkServer() as fork_server,
-        open_view(no_live, config) as show,
+        open_view(view, config) as show,
     ):
         warn(config, base, count)
         with quick_imports():

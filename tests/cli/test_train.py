@@ -58,6 +58,13 @@ def test_a_simulation_leaves_a_whole_run_folder() -> None:
 
 
 @pytest.mark.parametrize("command", ["up", "simulate"])
+def test_a_quiet_run_prints_its_figures_alone(command: str) -> None:
+    result = sotto(command, *SMALL[:-1], "--quiet", "--no-baseline")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "worst peer" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["up", "simulate"])
 def test_ctrl_c_before_a_run_begins_leaves_no_folder(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
