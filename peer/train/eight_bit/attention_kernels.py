@@ -93,9 +93,7 @@ def gradient_of_value(gradient: Gradient, kept: Attended, keys: Keys) -> Gradien
     """Return the gradient of the values, bfloat16[b · n, d], for that of the mixed values, of the same shape."""
     if native := linear_kernels.multiplies_bytes(gradient.data):
         out = torch.empty_like(gradient.data)
-        largest = native.eb_attention_of_value(
-            _heads(native, kept), pointer(gradient.data, "uint16_t *"), *keys, pointer(out, "uint16_t *")
-        )
+        largest = native.eb_attention_of_value(_heads(native, kept), pointer(gradient.data), *keys, pointer(out))
         return Gradient(out, largest)
     by_head = split(gradient.data, kept.shape)
     weighted, largest = row_kernels.scale_rows(by_head.view(-1, by_head.shape[3]), kept.weights)
@@ -113,9 +111,8 @@ def gradient_of_scores(gradient: Gradient, kept: Attended, keys: Keys) -> Gradie
         # That of the other products is free meanwhile: native kernels of attention have no sums in it.
         out = scratch("accumulator", tuple(probabilities.shape), torch.bfloat16, gradient.data.device)
         largest = native.eb_attention_of_scores(
-            _heads(native, kept), pointer(gradient.data, "uint16_t *"), gradient.largest, *keys, value.scale,
-            pointer(out, "uint16_t *"),
-        )  # fmt: skip
+            _heads(native, kept), pointer(gradient.data), gradient.largest, *keys, value.scale, pointer(out)
+        )
         return Gradient(out, largest)
     codes, scale = kernels.quantize_gradient(split(gradient.data, kept.shape), gradient.largest, keys)
     scores = _product(codes, split(value.data, kept.shape).transpose(2, 3), "scores")
@@ -132,9 +129,8 @@ def gradients_of_query_and_key(of_scores: Gradient, kept: Attended, keys: Keys) 
         of_query, of_key = (torch.empty((b * n, h * width), dtype=torch.bfloat16) for _ in range(2))
         largest = ffi.new("float[2]")
         native.eb_attention_of_query_and_key(
-            _heads(native, kept), pointer(of_scores.data, "uint16_t *"), of_scores.largest, *keys,
-            scale * key.scale, scale * query.scale, pointer(of_query, "uint16_t *"), pointer(of_key, "uint16_t *"),
-            largest,
+            _heads(native, kept), pointer(of_scores.data), of_scores.largest, *keys, scale * key.scale,
+            scale * query.scale, pointer(of_query), pointer(of_key), largest,
         )  # fmt: skip
         return Gradient(of_query, largest[0]), Gradient(of_key, largest[1])
     codes, _ = kernels.quantize_gradient(of_scores.data, of_scores.largest, keys)
@@ -159,8 +155,8 @@ def _mix_natively(
     ends = ffi.new("float[2]")
     masks, rows = (1, 1) if x.hidden is None else x.hidden.shape[:2]
     native.eb_attention_mix(
-        _heads(native, kept), x.factor, pointer(x.hidden, "uint8_t *"), rows * n if masks > 1 else 0, n // rows,
-        x.value.scale, grid.inverse, grid.zero_point, pointer(codes, "int8_t *"), ends,
+        _heads(native, kept), x.factor, pointer(x.hidden), rows * n if masks > 1 else 0, n // rows,
+        x.value.scale, grid.inverse, grid.zero_point, pointer(codes), ends,
     )  # fmt: skip
     return (ends[0], ends[1]), kept
 
@@ -182,9 +178,9 @@ def _heads(native: Kernels, kept: Attended) -> CData:
         "AttentionHeads *",
         {
             "batch": b, "heads": h, "n": n, "width": width,
-            "query": pointer(kept.query.data, "int8_t *"), "key": pointer(kept.key.data, "int8_t *"),
-            "value": pointer(kept.value.data, "int8_t *"), "probabilities": pointer(kept.probabilities, "int8_t *"),
-            "weights": pointer(kept.weights, "float *"), "room": kernels.room(native.eb_attention_room(n, width)),
+            "query": pointer(kept.query.data), "key": pointer(kept.key.data),
+            "value": pointer(kept.value.data), "probabilities": pointer(kept.probabilities),
+            "weights": pointer(kept.weights), "room": kernels.room(native.eb_attention_room(n, width)),
         },
     )  # fmt: skip
 

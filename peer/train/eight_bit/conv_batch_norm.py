@@ -79,18 +79,15 @@ def forward(
     layer = ffi.new(
         "ConvBatchNorm *",
         {
-            "shape": shape[0], "x": pointer(codes, "uint8_t *"), "x_scale": scale,
-            "weights": pointer(weight, "float *"), "inputs": inputs,
-            "running_largest": pointer(ranges.running_largest, "float *"), "narrowing": ranges.momentum or 0.0,
-            "gamma": pointer(norm.weight.detach(), "float *"), "beta": pointer(norm.bias.detach(), "float *"),
-            "running_mean": pointer(norm.running_mean, "float *"),
-            "running_variance": pointer(norm.running_var, "float *"), "share": share, "epsilon": norm.eps,
-            "inverse_step": grid.inverse, "zero": float(zero), "low": float(zero) if relu else 0.0,
-            "codes": pointer(scratch("weights", (outputs * terms,), torch.int8, codes.device), "int8_t *"),
-            "packed": pointer(conv_kernels.packed_room(outputs, terms), "int8_t *"),
-            "before": pointer(before, "uint8_t *"), "steps": pointer(steps, "float *"),
-            "mean": pointer(mean, "double *"), "inverse_deviation": pointer(inverse, "double *"), "sum": added,
-            "out": pointer(out, "uint8_t *"), "found": results,
+            "shape": shape[0], "x": pointer(codes), "x_scale": scale, "weights": pointer(weight), "inputs": inputs,
+            "running_largest": pointer(ranges.running_largest), "narrowing": ranges.momentum or 0.0,
+            "gamma": pointer(norm.weight.detach()), "beta": pointer(norm.bias.detach()),
+            "running_mean": pointer(norm.running_mean), "running_variance": pointer(norm.running_var), "share": share,
+            "epsilon": norm.eps, "inverse_step": grid.inverse, "zero": float(zero), "low": float(zero) if relu else 0.0,
+            "codes": pointer(scratch("weights", (outputs * terms,), torch.int8, codes.device)),
+            "packed": pointer(conv_kernels.packed_room(outputs, terms)), "before": pointer(before),
+            "steps": pointer(steps), "mean": pointer(mean), "inverse_deviation": pointer(inverse), "sum": added,
+            "out": pointer(out), "found": results,
         },
     )  # fmt: skip
     kernels.done(native.eb_conv_batch_norm_forward(layer))

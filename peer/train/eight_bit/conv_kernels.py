@@ -101,10 +101,9 @@ def quantize_weights(weight: torch.Tensor, largest: float | None = None) -> Weig
     if native := kernels.native_for(weight):
         done(
             native.eb_conv_codes(
-                pointer(weight, "float *"), outputs, inputs, rows, columns, inverse, pointer(codes, "int8_t *"),
-                pointer(sums, "int32_t *"),
+                pointer(weight), outputs, inputs, rows, columns, inverse, pointer(codes), pointer(sums)
             )
-        )  # fmt: skip
+        )
     else:
         levels = kernels.cut(torch.round(weight * inverse), -127)
         codes.zero_()[..., :inputs] = levels.permute(0, 2, 3, 1).to(torch.int8)
@@ -195,13 +194,12 @@ def backward(
             sums = torch.empty(inputs, dtype=torch.int32)
             taken = (
                 window.kernel, window.kernel, ffi.new("int32_t[]", row_taps), len(row_taps),
-                ffi.new("int32_t[]", column_taps), len(column_taps), pointer(packed, "int8_t *"),
-                pointer(sums, "int32_t *"),
+                ffi.new("int32_t[]", column_taps), len(column_taps), pointer(packed), pointer(sums),
             )  # fmt: skip
             if depthwise:
-                native.eb_conv_pack_depthwise(pointer(weights.codes, "int8_t *"), outputs, *taken)
+                native.eb_conv_pack_depthwise(pointer(weights.codes), outputs, *taken)
             else:
-                native.eb_conv_pack_backward(pointer(weights.codes, "int8_t *"), outputs, inputs, *taken)
+                native.eb_conv_pack_backward(pointer(weights.codes), outputs, inputs, *taken)
             shape = ffi.new(
                 "ConvShape *",
                 {
@@ -215,10 +213,8 @@ def backward(
             )  # fmt: skip
             done(
                 native.eb_conv_backward(
-                    shape, pointer(codes, "int8_t *"), pointer(packed, "int8_t *"),
-                    pointer(sums.mul_(128), "int32_t *"), factor, ffi.NULL,
-                    pointer(mask[0] if mask else None, "uint8_t *"), mask[1] if mask else 0,
-                    pointer(gradient, "uint16_t *"), largest,
+                    shape, pointer(codes), pointer(packed), pointer(sums.mul_(128)), factor, ffi.NULL,
+                    pointer(mask[0] if mask else None), mask[1] if mask else 0, pointer(gradient), largest,
                 )
             )  # fmt: skip
     return gradient, largest[0]
@@ -250,12 +246,7 @@ def weight_gradient(
     found = torch.empty((outputs, inputs // window.groups, window.kernel, window.kernel), device=x.device)
     if (native := kernels.native_for(x)) and window.is_native(inputs // window.groups, outputs):
         shape = forward_shape(x, zero_point, window, outputs)
-        done(
-            native.eb_conv_weight_gradient(
-                shape, pointer(x, "uint8_t *"), pointer(gradient, "uint16_t *"), inputs, factor,
-                pointer(found, "float *"),
-            )
-        )  # fmt: skip
+        done(native.eb_conv_weight_gradient(shape, pointer(x), pointer(gradient), inputs, factor, pointer(found)))
         return found
     exact = _weight_gradient(
         (x[..., :inputs].to(torch.float32) - zero_point).permute(0, 3, 1, 2),
@@ -309,15 +300,13 @@ def input_gradient(
         "ConvInputGradient *",
         {
             "samples": b, "height": size[0], "width": size[1], "inputs": inputs, "kernel": window.kernel,
-            "stride": window.stride, "depthwise": depthwise, "gradient": pointer(gradient, "uint16_t *"),
-            "result_height": rows, "result_width": columns, "outputs": outputs,
-            "gradient_inverse": inverse_step(largest), "key0": keys[0], "key1": keys[1],
-            "weights": pointer(weight, "float *"), "weights_inverse": inverse_step(largest_weight),
-            "factor": (largest / 127.0) * (largest_weight / 127.0), "added": pointer(added, "uint16_t *"),
-            "mask": pointer(mask[0] if mask else None, "uint8_t *"), "masked": mask[1] if mask else 0,
-            "gradient_codes": pointer(gradient_codes, "int8_t *"), "codes": pointer(codes, "int8_t *"),
-            "packed": pointer(packed_room(up_to_4(inputs), terms), "int8_t *"), "out": pointer(out, "uint16_t *"),
-            "largest": of_out,
+            "stride": window.stride, "depthwise": depthwise, "gradient": pointer(gradient), "result_height": rows,
+            "result_width": columns, "outputs": outputs, "gradient_inverse": inverse_step(largest), "key0": keys[0],
+            "key1": keys[1], "weights": pointer(weight), "weights_inverse": inverse_step(largest_weight),
+            "factor": (largest / 127.0) * (largest_weight / 127.0), "added": pointer(added),
+            "mask": pointer(mask[0] if mask else None), "masked": mask[1] if mask else 0,
+            "gradient_codes": pointer(gradient_codes), "codes": pointer(codes),
+            "packed": pointer(packed_room(up_to_4(inputs), terms)), "out": pointer(out), "largest": of_out,
         },
     )  # fmt: skip
     done(native.eb_conv_input_gradient(layer))
@@ -339,21 +328,18 @@ def _forward(
     packed = packed_room(outputs, rows * columns * inputs)
     if window.groups > 1:
         native.eb_conv_pack_depthwise(
-            pointer(weights.codes, "int8_t *"), outputs, rows, columns, ffi.NULL, rows, ffi.NULL, columns,
-            pointer(packed, "int8_t *"), ffi.NULL,
+            pointer(weights.codes), outputs, rows, columns, ffi.NULL, rows, ffi.NULL, columns,
+            pointer(packed), ffi.NULL,
         )  # fmt: skip
     else:
-        native.eb_conv_pack_forward(
-            pointer(weights.codes, "int8_t *"), outputs, inputs, rows, columns, pointer(packed, "int8_t *")
-        )
+        native.eb_conv_pack_forward(pointer(weights.codes), outputs, inputs, rows, columns, pointer(packed))
     lows = torch.full((outputs,), 2**31 - 1, dtype=torch.int32)
     highs = torch.full((outputs,), -(2**31), dtype=torch.int32)
     offset = weights.sums * zero_point
     done(
         native.eb_conv_forward(
-            forward_shape(x, zero_point, window, outputs), pointer(x, "uint8_t *"), pointer(packed, "int8_t *"),
-            pointer(offset, "int32_t *"), pointer(scale, "float *"), pointer(shift, "float *"), *ends,
-            pointer(codes, "uint8_t *"), pointer(lows, "int32_t *"), pointer(highs, "int32_t *"), ffi.NULL, ffi.NULL,
+            forward_shape(x, zero_point, window, outputs), pointer(x), pointer(packed), pointer(offset), pointer(scale),
+            pointer(shift), *ends, pointer(codes), pointer(lows), pointer(highs), ffi.NULL, ffi.NULL,
         )
     )  # fmt: skip
     return lows, highs

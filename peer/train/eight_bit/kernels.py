@@ -27,7 +27,7 @@ def extremes(values: torch.Tensor) -> tuple[float, float]:
     """Return the least and the greatest of `values: float32[...]`, both NaN if one is."""
     if native := native_for(values):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
-        native.eb_extremes(pointer(values, "float *"), values.numel(), ends)
+        native.eb_extremes(pointer(values), values.numel(), ends)
         return ends[0], ends[1]
     low, high = torch.aminmax(values)
     return low.item(), high.item()
@@ -39,7 +39,7 @@ def root_mean_square(values: torch.Tensor) -> float:
     Rounded, so that the order in which torch adds up does not matter.
     """
     if native := native_for(values):
-        root = math.sqrt(native.eb_mean_square(pointer(values, "float *"), values.numel()))
+        root = math.sqrt(native.eb_mean_square(pointer(values), values.numel()))
     else:
         norm = torch.linalg.vector_norm(values, dtype=torch.float64).item()
         root = norm / math.sqrt(max(int(torch.count_nonzero(values)), 1))
@@ -56,9 +56,8 @@ def quantize(
     if native := native_for(values):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
         native.eb_quantize(
-            pointer(values, "float *"), values.numel(), grid.inverse, grid.zero_point, _CODES[dtype],
-            pointer(codes, "int8_t *"), ends,
-        )  # fmt: skip
+            pointer(values), values.numel(), grid.inverse, grid.zero_point, _CODES[dtype], pointer(codes), ends
+        )
         return codes, (ends[0], ends[1])
     codes.copy_(codes_of(values, grid, dtype))
     return codes, extremes(values)
@@ -76,14 +75,7 @@ def quantize_weights(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     codes = scratch("weights", (rows, columns), torch.int8, weight.device)
     sums = torch.empty(rows, dtype=torch.int32, device=weight.device)
     if native := native_for(weight):
-        native.eb_quantize_weights(
-            pointer(weight, "float *"),
-            rows,
-            columns,
-            inverse,
-            pointer(codes, "int8_t *"),
-            pointer(sums, "int32_t *"),
-        )
+        native.eb_quantize_weights(pointer(weight), rows, columns, inverse, pointer(codes), pointer(sums))
     else:
         codes.copy_(cut(torch.round(weight.reshape(rows, columns) * inverse), -127))
         sums.copy_(codes.sum(dim=1, dtype=torch.int32))
@@ -144,9 +136,8 @@ def finish_backward(
     gradient = torch.empty(accumulator.shape, dtype=torch.bfloat16, device=accumulator.device)
     if native := native_for(accumulator):
         largest = native.eb_finish_backward(
-            pointer(accumulator, "int32_t *"), accumulator.numel(), factor, pointer(mask, "int8_t *"), masked,
-            pointer(gradient, "uint16_t *"),
-        )  # fmt: skip
+            pointer(accumulator), accumulator.numel(), factor, pointer(mask), masked, pointer(gradient)
+        )
         return gradient, largest
     gradient.copy_(accumulator.to(torch.float32) * factor)
     return gradient, mask_gradient_(gradient, mask, masked)
@@ -155,9 +146,7 @@ def finish_backward(
 def mask_gradient_(gradient: torch.Tensor, mask: torch.Tensor | None, masked: int) -> float:
     """Set a bfloat16 gradient to 0 where `mask` equals `masked`, and return its largest magnitude."""
     if native := native_for(gradient):
-        return native.eb_mask_gradient(
-            pointer(gradient, "uint16_t *"), gradient.numel(), pointer(mask, "int8_t *"), masked
-        )
+        return native.eb_mask_gradient(pointer(gradient), gradient.numel(), pointer(mask), masked)
     if mask is not None:
         gradient.masked_fill_((mask == masked).view(gradient.shape), 0)
     return gradient.abs().amax().item()
@@ -167,7 +156,7 @@ def to_bfloat16(values: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Return `values: float32[...]` in bfloat16, and the largest magnitude."""
     rounded = torch.empty(values.shape, dtype=torch.bfloat16, device=values.device)
     if native := native_for(values):
-        largest = native.eb_to_bfloat16(pointer(values, "float *"), values.numel(), pointer(rounded, "uint16_t *"))
+        largest = native.eb_to_bfloat16(pointer(values), values.numel(), pointer(rounded))
         return rounded, largest
     rounded.copy_(values)
     return rounded, rounded.abs().amax().item()
@@ -181,9 +170,7 @@ def quantize_gradient(gradient: torch.Tensor, largest: float, keys: tuple[int, i
     inverse = inverse_step(largest)
     codes = scratch("gradient", tuple(gradient.shape), torch.int8, gradient.device)
     if native := native_for(gradient):
-        native.eb_quantize_gradient(
-            pointer(gradient, "uint16_t *"), gradient.numel(), inverse, *keys, pointer(codes, "int8_t *")
-        )
+        native.eb_quantize_gradient(pointer(gradient), gradient.numel(), inverse, *keys, pointer(codes))
     else:
         uniforms = draws(gradient.numel(), keys, gradient.device).view(gradient.shape)
         codes.copy_(cut(torch.floor(gradient.to(torch.float32) * inverse + uniforms), -127))
@@ -197,7 +184,7 @@ def codes_to_bfloat16(codes: torch.Tensor, zero_point: int) -> torch.Tensor:
     """
     out = scratch("operand", tuple(codes.shape), torch.bfloat16, codes.device)
     if native := native_for(codes):
-        native.eb_codes_to_bfloat16(pointer(codes, "int8_t *"), codes.numel(), zero_point, pointer(out, "uint16_t *"))
+        native.eb_codes_to_bfloat16(pointer(codes), codes.numel(), zero_point, pointer(out))
         return out
     return out.copy_(codes.to(torch.int16) - zero_point)
 
@@ -206,7 +193,7 @@ def scale_bfloat16(values: torch.Tensor, factor: float) -> torch.Tensor:
     """Return values · factor in float32, for bfloat16 values."""
     if native := native_for(values):
         out = torch.empty(values.shape, dtype=torch.float32)
-        native.eb_scale_bfloat16(pointer(values, "uint16_t *"), values.numel(), factor, pointer(out, "float *"))
+        native.eb_scale_bfloat16(pointer(values), values.numel(), factor, pointer(out))
         return out
     return values.to(torch.float32) * factor
 
@@ -215,7 +202,7 @@ def column_sums(values: torch.Tensor) -> torch.Tensor:
     """Return the sums over the columns of `values: bfloat16[m, n]`, float32[n], added up in float64."""
     if native := native_for(values):
         sums = torch.empty(values.shape[1], dtype=torch.float32)
-        native.eb_column_sums(pointer(values, "uint16_t *"), values.shape[0], values.shape[1], pointer(sums, "float *"))
+        native.eb_column_sums(pointer(values), values.shape[0], values.shape[1], pointer(sums))
         return sums
     return values.to(torch.float64).sum(dim=0).to(torch.float32)
 
@@ -253,9 +240,8 @@ def _finish_forward(
 ) -> None:
     rows, columns = accumulator.shape
     native.eb_finish_forward(
-        pointer(accumulator, "int32_t *"), rows, columns, pointer(offset, "int32_t *"), factor,
-        pointer(bias, "float *"), relu, grid.inverse, grid.zero_point, flip, pointer(codes, "int8_t *"),
-        pointer(floats, "float *"), ends,
+        pointer(accumulator), rows, columns, pointer(offset), factor, pointer(bias), relu, grid.inverse,
+        grid.zero_point, flip, pointer(codes), pointer(floats), ends,
     )  # fmt: skip
 
 
@@ -284,17 +270,21 @@ def native_for(tensor: torch.Tensor) -> Kernels | None:
     return lib if tensor.device.type == "cpu" and tensor.is_contiguous() else None
 
 
-def pointer(tensor: torch.Tensor | None, kind: str) -> CData:
+_KINDS = {torch.float32: "float *", torch.float64: "double *", torch.int32: "int32_t *", torch.bfloat16: "uint16_t *"}
+"""Type of a tensor → what C has in its place. Bytes are codes with or without a sign, or a mask: the kernel knows."""
+
+
+def pointer(tensor: torch.Tensor | None) -> CData:
     """Return where a contiguous tensor lies, for a native kernel; NULL for None."""
     if tensor is None:
         return ffi.NULL
     assert tensor.is_contiguous()
-    return ffi.cast(kind, tensor.data_ptr())
+    return ffi.cast(_KINDS.get(tensor.dtype, "void *"), tensor.data_ptr())
 
 
 def room(size: int) -> CData:
     """Return where a native kernel can work in so many bytes of scratch memory: good until the next call."""
-    return pointer(scratch("room", (size,), torch.uint8, _CPU), "uint8_t *")
+    return pointer(scratch("room", (size,), torch.uint8, _CPU))
 
 
 def done(status: int) -> None:

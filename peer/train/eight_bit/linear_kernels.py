@@ -93,9 +93,8 @@ def forward_floats(x: Operands) -> tuple[torch.Tensor, float]:
     if native := _native(x):
         y, weight = torch.empty(x.shape), x.weight.to(torch.float32)
         return y, native.eb_linear_floats(
-            _layer(native, x, weight), pointer(x.codes, "int8_t *"), x.zero_point, x.scale, pointer(x.bias, "float *"),
-            pointer(y, "float *"),
-        )  # fmt: skip
+            _layer(native, x, weight), pointer(x.codes), x.zero_point, x.scale, pointer(x.bias), pointer(y)
+        )
     weights = _weights(x)
     acc, offset = _accumulated(x, weights)
     return kernels.finish_forward_floats(acc, offset, x.scale * weights.scale, x.bias), weights.largest
@@ -109,9 +108,7 @@ def accumulate(x: Operands) -> tuple[torch.Tensor, float]:
     if native := _native(x):
         acc = scratch("accumulator", x.shape, torch.int32, x.codes.device)
         weight = x.weight.to(torch.float32)
-        largest = native.eb_linear_product(
-            _layer(native, x, weight), pointer(x.codes, "int8_t *"), x.zero_point, pointer(acc, "int32_t *")
-        )
+        largest = native.eb_linear_product(_layer(native, x, weight), pointer(x.codes), x.zero_point, pointer(acc))
         return acc, x.scale * (largest / 127.0)
     weights = _weights(x)
     acc, offset = _accumulated(x, weights)
@@ -156,9 +153,8 @@ def weight_gradient(
         assert codes.is_contiguous()
         found, sums = torch.empty(shape), torch.empty(shape[0])
         native.eb_linear_weight_gradient(
-            pointer(gradient, "uint16_t *"), pointer(codes, "int8_t *"), zero_point, codes.shape[0], *shape, factor,
-            pointer(found, "float *"), pointer(sums, "float *"),
-            kernels.room(native.eb_linear_gradient_room(codes.shape[0], shape[0])),
+            pointer(gradient), pointer(codes), zero_point, codes.shape[0], *shape, factor, pointer(found),
+            pointer(sums), kernels.room(native.eb_linear_gradient_room(codes.shape[0], shape[0])),
         )  # fmt: skip
         return found, sums
     operand = kernels.codes_to_bfloat16(codes, zero_point)
@@ -191,7 +187,7 @@ def _layer(native: Kernels, x: Operands | OperandsBack, weight: torch.Tensor) ->
     rows, (outputs, inputs) = x.shape[0], weight.shape
     room = kernels.room(native.eb_linear_room(rows, outputs, inputs, isinstance(x, OperandsBack)))
     levels, largest = x.weight.dtype == torch.int8, -1.0 if x.largest is None else x.largest
-    return ffi.new("LinearLayer *", (rows, outputs, inputs, pointer(weight, "float *"), levels, largest, room))
+    return ffi.new("LinearLayer *", (rows, outputs, inputs, pointer(weight), levels, largest, room))
 
 
 def _codes(
@@ -200,8 +196,8 @@ def _codes(
     weight = x.weight.to(torch.float32)
     ends = ffi.new("float[2]")
     largest = native.eb_linear_codes(
-        _layer(native, x, weight), pointer(x.codes, "int8_t *"), x.zero_point, x.scale, pointer(x.bias, "float *"),
-        relu, grid.inverse, grid.zero_point, pointer(codes, "int8_t *"), ends,
+        _layer(native, x, weight), pointer(x.codes), x.zero_point, x.scale, pointer(x.bias),
+        relu, grid.inverse, grid.zero_point, pointer(codes), ends,
     )  # fmt: skip
     return (ends[0], ends[1]), largest
 
@@ -218,8 +214,8 @@ def _back(
 ) -> float:
     weight = x.weight.to(torch.float32)
     return native.eb_linear_backward(
-        _layer(native, x, weight), pointer(x.gradient, "uint16_t *"), x.largest_gradient, *x.keys,
-        pointer(mask, "int8_t *"), masked, pointer(slopes, "float *"), add, pointer(gradient, "uint16_t *"),
+        _layer(native, x, weight), pointer(x.gradient), x.largest_gradient, *x.keys,
+        pointer(mask), masked, pointer(slopes), add, pointer(gradient),
     )  # fmt: skip
 
 

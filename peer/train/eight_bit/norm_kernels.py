@@ -66,7 +66,7 @@ def statistics(codes: torch.Tensor) -> Statistics:
         sums, squares = (torch.empty((b, c), dtype=torch.int32) for _ in range(2))
         lows, highs = (torch.empty((b, c), dtype=torch.uint8) for _ in range(2))
         native.eb_norm_statistics(
-            _bytes(codes), b, n, c, _integers(sums), _integers(squares), _bytes(lows), _bytes(highs)
+            pointer(codes), b, n, c, pointer(sums), pointer(squares), pointer(lows), pointer(highs)
         )
         return Statistics(sums, squares, lows, highs)
     q = codes.to(torch.int32) - 128
@@ -83,7 +83,7 @@ def ties(codes: torch.Tensor, lows: torch.Tensor, highs: torch.Tensor) -> tuple[
     b, n, c = codes.shape
     if native := native_for(codes):
         at_low, at_high = (torch.empty((b, c), dtype=torch.int32) for _ in range(2))
-        native.eb_norm_ties(_bytes(codes), b, n, c, _bytes(lows), _bytes(highs), _integers(at_low), _integers(at_high))
+        native.eb_norm_ties(pointer(codes), b, n, c, pointer(lows), pointer(highs), pointer(at_low), pointer(at_high))
         return at_low, at_high
     at_low, at_high = ((codes == end[:, None]).sum(dim=1, dtype=torch.int32) for end in (lows, highs))
     return at_low, at_high
@@ -106,7 +106,7 @@ def residual_sum(addend: Addend | None) -> tuple[CData, CData]:
     ends = ffi.new("float[2]", (math.inf, -math.inf))
     if addend is None:
         return ffi.NULL, ends
-    given = (_bytes(addend.other), *addend.factors, addend.shift, *addend.cut, ends)
+    given = (pointer(addend.other), *addend.factors, addend.shift, *addend.cut, ends)
     return ffi.new("ResidualSum *", given), ends
 
 
@@ -130,8 +130,8 @@ def forward(
         ends = ffi.new("float[2]", (math.inf, -math.inf))
         added, ends_of_sum = residual_sum(addend)
         native.eb_norm_forward(
-            _bytes(codes), b, n, c, gate, _floats(inner), _floats(factor), _floats(shift), *(cut or (0.0, 0.0)),
-            added, _bytes(out), ends,
+            pointer(codes), b, n, c, gate, pointer(inner), pointer(factor), pointer(shift), *(cut or (0.0, 0.0)),
+            added, pointer(out), ends,
         )  # fmt: skip
         return out, (ends[0], ends[1]), (ends_of_sum[0], ends_of_sum[1])
     q = codes.to(torch.float32) - 128.0
@@ -157,8 +157,8 @@ def backward_sums(
     if native := native_for(codes):
         plain, weighted, gated = (torch.empty((b, c)) for _ in range(3))
         native.eb_norm_backward_sums(
-            _bytes(codes), _halves(gradient), b, n, c, gate, _floats(inner), _floats(plain),
-            _floats(weighted), _floats(gated),
+            pointer(codes), pointer(gradient), b, n, c, gate, pointer(inner), pointer(plain),
+            pointer(weighted), pointer(gated),
         )  # fmt: skip
         return plain, weighted, gated
     q, g = codes.to(torch.float32) - 128.0, gradient.to(torch.float32)
@@ -191,9 +191,8 @@ def backward(
             (None,) * 4 if ends is None else (ends.lows, ends.highs, ends.at_low, ends.at_high)
         )
         largest = native.eb_norm_backward(
-            _bytes(codes), _halves(gradient), b, n, c, gate, _floats(inner), _floats(slope),
-            _floats(linear), _floats(constant), _bytes(lows), _bytes(highs), _floats(at_low),
-            _floats(at_high), _halves(out),
+            pointer(codes), pointer(gradient), b, n, c, gate, pointer(inner), pointer(slope), pointer(linear),
+            pointer(constant), pointer(lows), pointer(highs), pointer(at_low), pointer(at_high), pointer(out),
         )  # fmt: skip
         return out, largest
     q, g = codes.to(torch.float32) - 128.0, gradient.to(torch.float32)
@@ -249,9 +248,9 @@ def batch_norm_backward(
     largest = ffi.new("float *")
     done(
         native.eb_batch_norm_backward(
-            _bytes(codes), _halves(gradient), b, n, c, _floats(steps), _doubles(mean), _doubles(inverse_deviation),
-            _floats(gamma), _doubles(sums), _doubles(sums_with_q), count, _floats(of_gamma), _floats(of_beta),
-            _halves(out), largest,
+            pointer(codes), pointer(gradient), b, n, c, pointer(steps), pointer(mean), pointer(inverse_deviation),
+            pointer(gamma), pointer(sums), pointer(sums_with_q), count, pointer(of_gamma), pointer(of_beta),
+            pointer(out), largest,
         )
     )  # fmt: skip
     return BatchNormGradients(out, largest[0], of_gamma, of_beta)
@@ -269,9 +268,8 @@ def sum_forward(
         out = None if cut is None else torch.empty_like(a)
         ends = ffi.new("float[2]", (math.inf, -math.inf))
         native.eb_sum_forward(
-            _bytes(a), _bytes(b), a.numel(), *factors, shift, *(cut or (0.0, 0.0)),
-            _bytes(out), ends,
-        )  # fmt: skip
+            pointer(a), pointer(b), a.numel(), *factors, shift, *(cut or (0.0, 0.0)), pointer(out), ends
+        )
         return out, (ends[0], ends[1])
     one, other, last = (torch.tensor(v, dtype=torch.float32, device=a.device) for v in (*factors, shift))
     levels = (a.to(torch.float32) * one + b.to(torch.float32) * other) + last
@@ -285,7 +283,7 @@ def sum_backward(
     magnitude."""
     if native := native_for(a):
         out = torch.empty_like(a)
-        largest = native.eb_sum_backward(_halves(a), _halves(b), a.numel(), _bytes(mask), masked, _halves(out))
+        largest = native.eb_sum_backward(pointer(a), pointer(b), a.numel(), pointer(mask), masked, pointer(out))
         return out, largest
     total = a.to(torch.float32) + b.to(torch.float32)
     return _narrowed(total if mask is None else total.masked_fill_(mask == masked, 0.0))
@@ -298,7 +296,7 @@ def max_pool_forward(codes: torch.Tensor, kernel: int, stride: int, padding: int
     rows, columns = ((size + 2 * padding - kernel) // stride + 1 for size in (h, w))
     if native := native_for(codes):
         out, places = (torch.empty((b, rows, columns, c), dtype=torch.uint8) for _ in range(2))
-        native.eb_max_pool_forward(_bytes(codes), b, h, w, c, kernel, stride, padding, _bytes(out), _bytes(places))
+        native.eb_max_pool_forward(pointer(codes), b, h, w, c, kernel, stride, padding, pointer(out), pointer(places))
         return out, places
     # Filled with a value below every code, one window a row: [b, kernel², rows, columns, c].
     framed = functional.pad(codes.to(torch.int16), (0, 0, padding, padding, padding, padding), value=-1)
@@ -322,9 +320,8 @@ def max_pool_backward(
         out = torch.empty((b, h, w, c), dtype=torch.bfloat16)
         sums = torch.empty((h, w, c))
         largest = native.eb_max_pool_backward(
-            _bytes(places), _halves(gradient), b, h, w, c, kernel, stride, padding, _floats(sums),
-            _halves(out),
-        )  # fmt: skip
+            pointer(places), pointer(gradient), b, h, w, c, kernel, stride, padding, pointer(sums), pointer(out)
+        )
         return out, largest
     g = gradient.to(torch.float32)
     total = torch.zeros((b, h + 2 * padding, w + 2 * padding, c), device=places.device)
@@ -391,23 +388,3 @@ def _in_turn(values: torch.Tensor) -> torch.Tensor:
         return values.sum(dim=1)
     # The native sums begin with 0, so that none of them is −0.
     return torch.from_numpy(np.add.accumulate(values.numpy(), axis=1, dtype=np.float32)[:, -1] + np.float32(0.0))
-
-
-def _bytes(tensor: torch.Tensor | None) -> CData:
-    return pointer(tensor, "uint8_t *")
-
-
-def _halves(tensor: torch.Tensor) -> CData:
-    return pointer(tensor, "uint16_t *")
-
-
-def _integers(tensor: torch.Tensor) -> CData:
-    return pointer(tensor, "int32_t *")
-
-
-def _floats(tensor: torch.Tensor | None) -> CData:
-    return pointer(tensor, "float *")
-
-
-def _doubles(tensor: torch.Tensor) -> CData:
-    return pointer(tensor, "double *")

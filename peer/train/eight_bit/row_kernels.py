@@ -28,9 +28,7 @@ MOST_COLUMNS = 8192
 def add_backward_(gradient: torch.Tensor, accumulator: torch.Tensor, factor: float) -> float:
     """Add accumulator · factor to a bfloat16 gradient, and return its largest magnitude."""
     if native := native_for(accumulator):
-        return native.eb_add_backward(
-            pointer(accumulator, "int32_t *"), accumulator.numel(), factor, pointer(gradient, "uint16_t *")
-        )
+        return native.eb_add_backward(pointer(accumulator), accumulator.numel(), factor, pointer(gradient))
     gradient.copy_(gradient.to(torch.float32) + (accumulator.to(torch.float32) * factor).view(gradient.shape))
     return mask_gradient_(gradient, None, 0)
 
@@ -42,9 +40,8 @@ def finish_backward_table(
     gradient = torch.empty(accumulator.shape, dtype=torch.bfloat16, device=accumulator.device)
     if native := native_for(accumulator):
         largest = native.eb_finish_backward_table(
-            pointer(accumulator, "int32_t *"), accumulator.numel(), factor, pointer(codes, "int8_t *"),
-            pointer(slopes, "float *"), pointer(gradient, "uint16_t *"),
-        )  # fmt: skip
+            pointer(accumulator), accumulator.numel(), factor, pointer(codes), pointer(slopes), pointer(gradient)
+        )
         return gradient, largest
     slope = slopes.to(codes.device)[codes.to(torch.int64) + 128].view(accumulator.shape)
     gradient.copy_(accumulator.to(torch.float32) * factor * slope)
@@ -55,9 +52,7 @@ def look_up(codes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Return table[code + 128] of every code; `table: int8[256]`."""
     if native := native_for(codes):
         out = torch.empty_like(codes)
-        native.eb_look_up(
-            pointer(codes, "int8_t *"), codes.numel(), pointer(table, "int8_t *"), pointer(out, "int8_t *")
-        )
+        native.eb_look_up(pointer(codes), codes.numel(), pointer(table), pointer(out))
         return out
     return table.to(codes.device)[codes.to(torch.int64) + 128]
 
@@ -67,9 +62,8 @@ def scale_rows(gradient: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tens
     out = torch.empty_like(gradient)
     if native := native_for(gradient):
         largest = native.eb_scale_rows(
-            pointer(gradient, "uint16_t *"), gradient.shape[0], gradient.shape[1], pointer(scales, "float *"),
-            pointer(out, "uint16_t *"),
-        )  # fmt: skip
+            pointer(gradient), gradient.shape[0], gradient.shape[1], pointer(scales), pointer(out)
+        )
         return out, largest
     out.copy_(gradient.to(torch.float32) * scales[:, None])
     return out, mask_gradient_(out, None, 0)
@@ -89,9 +83,8 @@ def softmax(accumulator: torch.Tensor, factor: float, hidden: torch.Tensor | Non
         mask = hidden if hidden is None or hidden.shape[1] == 1 else hidden[:, None].expand(b, h, m, n).contiguous()
         rows = 1 if mask is None else accumulator.numel() // mask.numel()
         native.eb_softmax(
-            pointer(accumulator, "int32_t *"), b * h * m, n, factor, pointer(mask, "uint8_t *"), rows,
-            pointer(codes, "int8_t *"), pointer(weights, "float *"),
-        )  # fmt: skip
+            pointer(accumulator), b * h * m, n, factor, pointer(mask), rows, pointer(codes), pointer(weights)
+        )
         return codes, weights
     shown = accumulator
     if hidden is not None:
@@ -114,8 +107,8 @@ def softmax_backward(
     columns = accumulator.shape[-1]
     if native := native_for(accumulator):
         largest = native.eb_softmax_backward(
-            pointer(accumulator, "int32_t *"), accumulator.numel() // columns, columns, factor,
-            pointer(codes, "int8_t *"), pointer(weights, "float *"), pointer(gradient, "uint16_t *"),
+            pointer(accumulator), accumulator.numel() // columns, columns, factor,
+            pointer(codes), pointer(weights), pointer(gradient),
         )  # fmt: skip
         return gradient, largest
     g = accumulator.view(-1, columns).to(torch.float32) * factor
@@ -188,13 +181,11 @@ def layer_norm(
     if native := x.native:
         of_normal, of_result = (ffi.new("float[2]", (math.inf, -math.inf)) for _ in range(2))
         native.eb_layer_norm(
-            pointer(x.accumulator, "int32_t *"), pointer(x.floats, "float *"), rows, columns,
-            pointer(x.offset, "int32_t *"), x.factor, pointer(x.bias, "float *"),
-            pointer(x.residual, "int8_t *"), x.residual_zero, x.residual_scale, epsilon,
-            pointer(gamma, "float *"), pointer(beta, "float *"),
-            0.0 if normal_grid is None else normal_grid.inverse, pointer(normal, "int8_t *"), of_normal,
-            0.0 if grid is None else grid.inverse, 0 if grid is None else grid.zero_point,
-            pointer(codes, "int8_t *"), of_result, pointer(deviations, "float *"),
+            pointer(x.accumulator), pointer(x.floats), rows, columns, pointer(x.offset), x.factor, pointer(x.bias),
+            pointer(x.residual), x.residual_zero, x.residual_scale, epsilon, pointer(gamma), pointer(beta),
+            0.0 if normal_grid is None else normal_grid.inverse, pointer(normal), of_normal,
+            0.0 if grid is None else grid.inverse, 0 if grid is None else grid.zero_point, pointer(codes), of_result,
+            pointer(deviations),
         )  # fmt: skip
         return normal, (of_normal[0], of_normal[1]), codes, (of_result[0], of_result[1]), deviations
     values = x.values()
@@ -222,9 +213,8 @@ def layer_norm_backward(
     if native := native_for(gradient):
         sums = torch.zeros(columns, dtype=torch.float64)
         largest = native.eb_layer_norm_backward(
-            pointer(gradient, "uint16_t *"), rows, columns, pointer(normal, "int8_t *"), normal_scale,
-            pointer(deviations, "float *"), pointer(gamma, "float *"), pointer(out, "uint16_t *"),
-            pointer(sums, "double *"),
+            pointer(gradient), rows, columns, pointer(normal), normal_scale, pointer(deviations), pointer(gamma),
+            pointer(out), pointer(sums),
         )  # fmt: skip
         return out, largest, sums.to(torch.float32)
     n, g = normal.to(torch.float32) * normal_scale, gradient.to(torch.float32)

@@ -138,6 +138,13 @@ def test_numbers_that_are_none_reach_the_extremes(wrong: float) -> None:
     assert_twins_agree(lambda: kernels.to_bfloat16(broken)[1])
 
 
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.bfloat16])
+def test_a_kernel_reads_no_numbers_of_another_type(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match="float"):
+        kernels.extremes(torch.ones(4, dtype=dtype))
+
+
 def test_gradients_are_rounded_without_bias() -> None:
     gradient = torch.full((200_000,), 0.3).to(torch.bfloat16)
     gradient[0] = 1.0
