@@ -161,6 +161,8 @@ def cifar100(
 
 
 def image_folder(
+    name: str,
+    /,
     *,
     model: str = "resnet18",
     norm: str = "evonorm",
@@ -171,67 +173,77 @@ def image_folder(
 ) -> Task:
     """Return the images of any folder with a folder for each class in train/ and val/ (or test/), scaled to
     size × size."""
-    return _image_folder("image-folder", model, norm, size, augmentation, directory, class_names)
+    _truth("augmentation", augmentation)
+    _whole("size", size, 32, 1024)
+    require_pillow()
+    classes, train, test = list_splits(
+        _required(directory, "train and val, a folder for each class in them"), class_names
+    )
+    return Classification(
+        name=name,
+        num_classes=len(classes),
+        model=_image_model(model, norm, len(classes), size),
+        train=lambda: FolderData(train, size=size),
+        test=lambda: FolderData(test, size=size),
+        augmentation=_crop_and_flip(size) if augmentation else None,
+        meaning={CLASSES: classes},
+    )
 
 
-def imagenette(
+def sentences(
+    name: str,
+    num_classes: int,
+    content: str,
+    readers: Callable[[str], tuple[Callable[[], Sentences], Callable[[], Sentences]]],
+    /,
     *,
-    model: str = "resnet18",
-    norm: str = "evonorm",
-    size: int = 160,
-    augmentation: bool = True,
-    directory: str | None = None,
-    class_names: Sequence[str] = (),
-) -> Task:
-    """Return Imagenette, 9,469 and 3,925 photographs in 10 classes, scaled to size × size."""
-    return _image_folder("imagenette", model, norm, size, augmentation, directory, class_names)
-
-
-def ag_news(
-    *,
-    length: int = 128,
+    length: int,
     vocabulary: str = "vocab.txt",
     weights: str = "",
     blocks: int = 6,
     width: int = 768,
     directory: str | None = None,
 ) -> Task:
-    """Return AG News, 120,000 and 7,600 news in 4 classes, for DistilBERT."""
-    folder = _required(directory, "train.csv and test.csv of AG News")
-    text = _Text("ag-news", 4, folder, length, vocabulary, weights, blocks, width)
-    return text.task(lambda: read_ag_news(folder, "train"), lambda: read_ag_news(folder, "test"))
+    """Return sentences in some classes, for DistilBERT. `content`: the files of the folder; `readers(folder)` returns
+    the functions that read the sentences to train and to test."""
+    folder = Path(_required(directory, content)).expanduser()
+    _whole("length", length, 3, BASE.positions)
+    _whole("blocks", blocks, 1, BASE.blocks)
+    _whole("width", width, HEAD, BASE.width)
+    if width % HEAD:
+        raise ConfigError(
+            f"is no number of heads, which are {HEAD} wide",
+            key="training.task_options.width",
+            value=width,
+            valid=f"multiples of {HEAD}",
+        )
+    pieces = read_vocabulary(folder / vocabulary)
+    tokenizer = make_tokenizer(pieces, length=length)
+    size = DistilBertSize(vocabulary=len(pieces), blocks=blocks, width=width, heads=width // HEAD, hidden=4 * width)
+    start = folder / weights if weights else None
+    train, test = readers(str(directory))
+    return Classification(
+        name=name,
+        num_classes=num_classes,
+        model=lambda layers=FULL_PRECISION: distilbert(num_classes, size, weights=start, layers=layers),
+        train=lambda: TextData(train(), tokenizer, padding=pieces[PADDING]),
+        test=lambda: TextData(test(), tokenizer, padding=pieces[PADDING]),
+        meaning={"tokens": tuple(pieces)},
+    )
 
 
-def sst2(
-    *,
-    length: int = 64,
-    vocabulary: str = "vocab.txt",
-    weights: str = "",
-    blocks: int = 6,
-    width: int = 768,
-    directory: str | None = None,
-) -> Task:
-    """Return SST-2, 67,349 phrases of film reviews to train and 872 sentences to test, good or bad, for DistilBERT."""
-    folder = _required(directory, "sentiment-train and sentiment-dev, or train.tsv and dev.tsv")
-    text = _Text("sst2", 2, folder, length, vocabulary, weights, blocks, width)
-    return text.task(lambda: read_sst2(folder, "train"), lambda: read_sst2(folder, "dev"))
+def _ag_news(folder: str) -> tuple[Callable[[], Sentences], Callable[[], Sentences]]:
+    return partial(read_ag_news, folder, "train"), partial(read_ag_news, folder, "test")
 
 
-def senteval_length(
-    *,
-    length: int = 40,
-    vocabulary: str = "vocab.txt",
-    weights: str = "",
-    blocks: int = 6,
-    width: int = 768,
-    directory: str | None = None,
-) -> Task:
-    """Return SentEval's probing task on the length of sentences, 100,000 to train and the 10,000 of its validation
-    split to test, in 6 classes, for DistilBERT."""
-    folder = _required(directory, "sentence_length.txt")
-    text = _Text("senteval-length", 6, folder, length, vocabulary, weights, blocks, width)
+def _sst2(folder: str) -> tuple[Callable[[], Sentences], Callable[[], Sentences]]:
+    return partial(read_sst2, folder, "train"), partial(read_sst2, folder, "dev")
+
+
+def _senteval_length(folder: str) -> tuple[Callable[[], Sentences], Callable[[], Sentences]]:
+    # One file holds all splits; that of validation tests.
     splits = cache(lambda: read_sentence_lengths(folder))
-    return text.task(lambda: splits()["tr"], lambda: splits()["va"])
+    return lambda: splits()["tr"], lambda: splits()["va"]
 
 
 def text(
@@ -251,51 +263,6 @@ def text(
     own_width, own_blocks = GPT_SIZES[model]
     make = partial(gpt, width or own_width, blocks or own_blocks, context=context)
     return NextByte("text", make, find_texts(_required(directory, "texts, as .txt or .jsonl files")), context)
-
-
-@dataclass(frozen=True)
-class _Text:
-    """Shared members of the tasks on sentences."""
-
-    name: str
-    num_classes: int
-    directory: str
-    length: int
-    vocabulary: str
-    weights: str
-    blocks: int
-    width: int
-
-    def task(self, train: Callable[[], Sentences], test: Callable[[], Sentences]) -> Task:
-        _whole("length", self.length, 3, BASE.positions)
-        _whole("blocks", self.blocks, 1, BASE.blocks)
-        _whole("width", self.width, HEAD, BASE.width)
-        if self.width % HEAD:
-            raise ConfigError(
-                f"is no number of heads, which are {HEAD} wide",
-                key="training.task_options.width",
-                value=self.width,
-                valid=f"multiples of {HEAD}",
-            )
-        folder = Path(self.directory).expanduser()
-        pieces = read_vocabulary(folder / self.vocabulary)
-        tokenizer = make_tokenizer(pieces, length=self.length)
-        size = DistilBertSize(
-            vocabulary=len(pieces),
-            blocks=self.blocks,
-            width=self.width,
-            heads=self.width // HEAD,
-            hidden=4 * self.width,
-        )
-        weights = folder / self.weights if self.weights else None
-        return Classification(
-            name=self.name,
-            num_classes=self.num_classes,
-            model=lambda layers=FULL_PRECISION: distilbert(self.num_classes, size, weights=weights, layers=layers),
-            train=lambda: TextData(train(), tokenizer, padding=pieces[PADDING]),
-            test=lambda: TextData(test(), tokenizer, padding=pieces[PADDING]),
-            meaning={"tokens": tuple(pieces)},
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,26 +301,6 @@ def _cifar(name: str, source: _Cifar, model: str, norm: str, augmentation: bool)
         train=lambda: source.splits[0],
         test=lambda: source.splits[1],
         augmentation=_crop_and_flip(source.size) if augmentation else None,
-    )
-
-
-def _image_folder(
-    name: str, model: str, norm: str, size: int, augmentation: bool, directory: str | None, class_names: Sequence[str]
-) -> Task:
-    _truth("augmentation", augmentation)
-    _whole("size", size, 32, 1024)
-    require_pillow()
-    classes, train, test = list_splits(
-        _required(directory, "train and val, a folder for each class in them"), class_names
-    )
-    return Classification(
-        name=name,
-        num_classes=len(classes),
-        model=_image_model(model, norm, len(classes), size),
-        train=lambda: FolderData(train, size=size),
-        test=lambda: FolderData(test, size=size),
-        augmentation=_crop_and_flip(size) if augmentation else None,
-        meaning={CLASSES: classes},
     )
 
 
@@ -489,11 +436,13 @@ TASKS: Mapping[str, Callable[..., Task]] = {
     "mnist": mnist,
     "cifar10": cifar10,
     "cifar100": cifar100,
-    "imagenette": imagenette,
-    "image-folder": image_folder,
-    "ag-news": ag_news,
-    "sst2": sst2,
-    "senteval-length": senteval_length,
+    "imagenette": partial(image_folder, "imagenette", size=160),
+    "image-folder": partial(image_folder, "image-folder"),
+    "ag-news": partial(sentences, "ag-news", 4, "train.csv and test.csv of AG News", _ag_news, length=128),
+    "sst2": partial(
+        sentences, "sst2", 2, "sentiment-train and sentiment-dev, or train.tsv and dev.tsv", _sst2, length=64
+    ),
+    "senteval-length": partial(sentences, "senteval-length", 6, "sentence_length.txt", _senteval_length, length=40),
     "text": text,
     "clusters": clusters,
     "synthetic": synthetic,
