@@ -412,9 +412,10 @@ class Algorithm(ABC):
     def without(self, peer: int) -> None:
         """Go on without a peer that is lost for good. Called between rounds.
 
-        Without push-sum, values put back for a message that did not come stay.
+        Without push-sum, values put back for a message that did not come stay. Most algorithms keep nothing of anybody.
         """
-        raise NotImplementedError(f"{self.spec.name} cannot lose a peer")
+        if not self.spec.changes_members:
+            raise NotImplementedError(f"{self.spec.name} cannot lose a peer")
 
     def take_back(self, unreceived: Sequence[Message]) -> None:
         """Add back the mass of own messages that a lost peer never got, as if this peer had kept it.

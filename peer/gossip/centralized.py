@@ -91,9 +91,6 @@ class AllReduce(Algorithm):
     def start_anew(self) -> None:
         self._momentum = self.node.momentum()
 
-    def without(self, peer: int) -> None:
-        """Nothing is kept of anybody."""
-
     def metrics(self) -> Metrics:
         # Nobody's model is seen here, so how far the models are apart is not known.
         return Metrics()

@@ -13,16 +13,15 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress import add_decompressed_, decompress_layers
+from peer.compress import add_decompressed_
 from peer.compress.payload import FloatArray, Payload
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
 from peer.gossip.mixing import (
-    HeldBack,
+    HoldsBack,
     absorb_push_sum_,
     add_neighbours_,
     add_scaled_,
     check_inbox,
-    check_message,
     compress,
     gossip_exchange,
     local_step_rate,
@@ -42,7 +41,22 @@ def compress_with_memory_(node: NodeContext, t: int, x: FloatArray, error_memory
     return payload
 
 
-class DeepSqueeze(Algorithm):
+class ErrorFeedback(Algorithm):
+    """Common part: the memory δ."""
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self.error_memory = np.zeros_like(self.x)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), "error_memory": self.error_memory}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self.error_memory = restored_like(self.x, state["error_memory"])
+
+
+class DeepSqueeze(HoldsBack, ErrorFeedback):
     """x̃ = x − γ g(x); c = C[x̃ + δ]; δ ← x̃ + δ − c; x ← x̃ + η Σ_j (W_ij − I_ij) c_j.
 
     Tang et al. 2019 (DeepSqueeze); Algorithm 2 in the supplement of the low-precision paper.
@@ -60,47 +74,16 @@ class DeepSqueeze(Algorithm):
         memory=Memory.ERRORS,
     )
 
-    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
-        super().__init__(node, x0)
-        self.error_memory = np.zeros_like(self.x)
-        self._held = HeldBack()
-
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -rate, gradient)
         self._t, self._own = t, compress_with_memory_(self.node, t, self.x, self.error_memory)
         return gossip_exchange(self.node, t, self._own)
 
-    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
-        node, t = self.node, self._t
-        awaits = node.schedule.senders(t, node.peer)
-        check_inbox(inbox, awaits, t, node.layout, may_lack=True)
-        add_neighbours_(self.x, node, t, node.averaging_rate, self._own, inbox)
-        if missing := set(awaits) - inbox.keys():
-            value = decompress_layers(self._own, node.layout, self.x.dtype)
-            self._held.keep_(self.x, node, t, node.averaging_rate, missing, value)
-        return None
-
-    def absorb_late(self, message: Message) -> None:
-        check_message(message, self.node.layout)
-        self._held.settle_(self.x, message.round, message.sender)
-        add_decompressed_(self.x, message.layers, self.node.layout, self.node.averaging_rate * message.mixing_weight)
-
-    def without(self, peer: int) -> None:
-        self._held.forget(peer)
-
     def metrics(self) -> Metrics:
         return Metrics(error_norm=float(np.linalg.norm(self.error_memory)))
 
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        return {**super().state(), "error_memory": self.error_memory, **self._held.state()}
 
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().restore(state)
-        self.error_memory = restored_like(self.x, state["error_memory"])
-        self._held.restore(state)
-
-
-class SparsePush(Algorithm):
+class SparsePush(ErrorFeedback):
     """DeepSqueeze with gradients at z = x / u and push-sum weights: u ← u + η Σ_j (W_ij − I_ij) u_j.
 
     Aketi et al. 2021, Sparse-Push, Algorithm 1. Sends to the receivers of the round only, so that the graph may change
@@ -120,10 +103,6 @@ class SparsePush(Algorithm):
         changes_members=True,
         memory=Memory.ERRORS,
     )
-
-    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
-        super().__init__(node, x0)
-        self.error_memory = np.zeros_like(self.x)
 
     def averaging_rate(self, t: int) -> float:
         """Return η of round t."""
@@ -147,21 +126,11 @@ class SparsePush(Algorithm):
     def absorb_late(self, message: Message) -> None:
         absorb_push_sum_(self, message, self.averaging_rate(message.round))
 
-    def without(self, peer: int) -> None:
-        """Nothing is kept of anybody."""
-
     def shrunk_(self, scale: float) -> None:
         self.error_memory *= self.error_memory.dtype.type(scale)
 
     def metrics(self) -> Metrics:
         return Metrics(push_weight=self.u, error_norm=float(np.linalg.norm(self.error_memory)))
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        return {**super().state(), "error_memory": self.error_memory}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().restore(state)
-        self.error_memory = restored_like(self.x, state["error_memory"])
 
 
 class Scsp(SparsePush):

@@ -7,20 +7,17 @@ values as sent, so that the average of all models moves by the gradients alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy.typing as npt
-
-from peer.compress import add_decompressed_, decompress_layers
+from peer.compress import decompress_layers
 from peer.compress.payload import FloatArray
-from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics
 from peer.gossip.mixing import (
-    HeldBack,
+    HoldsBack,
     absorb_push_sum_,
     add_neighbours_,
     add_scaled_,
     check_inbox,
-    check_message,
     compress,
     gossip_exchange,
     in_sender_order,
@@ -59,7 +56,7 @@ class Local(Algorithm):
         return Metrics()
 
 
-class DPsgd(Algorithm):
+class DPsgd(HoldsBack):
     """x ← x + η Σ_j (W_ij − I_ij) x_j − γ g(x), combine then adapt: the gradient is that at the old x.
 
     Lian et al. 2017 (D-PSGD), equation 4 of the Moniqua paper. Messages do not depend on the gradient, so that compute
@@ -78,10 +75,6 @@ class DPsgd(Algorithm):
         robust_mixing=True,
     )
 
-    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
-        super().__init__(node, x0)
-        self._held = HeldBack()
-
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self._t, self._own, self._heard = t, compress(self.node, t, self.x), {}
         add_scaled_(self.x, -rate, gradient)
@@ -89,14 +82,10 @@ class DPsgd(Algorithm):
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t = self.node, self._t
-        awaits = node.schedule.senders(t, node.peer)
-        check_inbox(inbox, awaits, t, node.layout, may_lack=True)
         if node.robust is None:
-            add_neighbours_(self.x, node, t, node.averaging_rate, self._own, inbox)
-            if missing := set(awaits) - inbox.keys():
-                value = decompress_layers(self._own, node.layout, self.x.dtype)
-                self._held.keep_(self.x, node, t, node.averaging_rate, missing, value)
+            super().advance(inbox)
         else:
+            check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=True)
             self._add_robust_(node.robust, inbox)
         self._heard = dict(inbox)
         return None
@@ -111,24 +100,8 @@ class DPsgd(Algorithm):
         ]
         add_robust_(self.x, rule, self.node.averaging_rate, decompress_layers(self._own, layout, dtype), heard)
 
-    def absorb_late(self, message: Message) -> None:
-        check_message(message, self.node.layout)
-        scale = self.node.averaging_rate * message.mixing_weight
-        self._held.settle_(self.x, message.round, message.sender)
-        add_decompressed_(self.x, message.layers, self.node.layout, scale)
-
-    def without(self, peer: int) -> None:
-        self._held.forget(peer)
-
     def metrics(self) -> Metrics:
         return Metrics(neighbor_distance=payload_distance(self, self._own, 1.0, self._heard))
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        return {**super().state(), **self._held.state()}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().restore(state)
-        self._held.restore(state)
 
 
 class Sgp(Algorithm):
@@ -167,9 +140,6 @@ class Sgp(Algorithm):
 
     def absorb_late(self, message: Message) -> None:
         absorb_push_sum_(self, message, self.node.averaging_rate)
-
-    def without(self, peer: int) -> None:
-        """Nothing is kept of anybody."""
 
     def metrics(self) -> Metrics:
         distance = payload_distance(self, self._own, self._u_sent, self._heard)

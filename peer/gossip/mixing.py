@@ -350,3 +350,37 @@ class HeldBack:
             pairs = [(int(t), int(sender)) for t, sender in state["held.missing"]]
             self._scales = dict(zip(pairs, map(float, state["held.scales"]), strict=True))
             self._values = {t: np.array(state[f"held.{t}"], copy=True) for t, _ in pairs}
+
+
+class HoldsBack(Algorithm):
+    """Common part of the algorithms that go on without late neighbours and have no push-sum weights."""
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self._held = HeldBack()
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        node, t = self.node, self._t
+        awaits = node.schedule.senders(t, node.peer)
+        check_inbox(inbox, awaits, t, node.layout, may_lack=True)
+        add_neighbours_(self.x, node, t, node.averaging_rate, self._own, inbox)
+        if missing := set(awaits) - inbox.keys():
+            value = decompress_layers(self._own, node.layout, self.x.dtype)
+            self._held.keep_(self.x, node, t, node.averaging_rate, missing, value)
+        return None
+
+    def absorb_late(self, message: Message) -> None:
+        check_message(message, self.node.layout)
+        self._held.settle_(self.x, message.round, message.sender)
+        add_decompressed_(self.x, message.layers, self.node.layout, self.node.averaging_rate * message.mixing_weight)
+
+    def without(self, peer: int) -> None:
+        super().without(peer)
+        self._held.forget(peer)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), **self._held.state()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self._held.restore(state)

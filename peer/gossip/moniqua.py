@@ -168,9 +168,6 @@ class Moniqua(_ModuloAlgorithm):
         decays = node.modulo.step_size_decay
         return theorem_2(rate, 1.0, n, self._rho, decay=decays[min(t, len(decays) - 1)])
 
-    def without(self, peer: int) -> None:
-        """Nothing is kept of anybody."""
-
 
 class MoniquaD2(LastStep, _ModuloAlgorithm):
     """h = 2x − x₋₁ − γ g(x) + γ₋₁ g₋₁; x ← h + Σ_j W̄_ij (ĥ_j − ĥ_i): D² whose exchange is Moniqua's code of h.

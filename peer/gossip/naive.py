@@ -61,8 +61,5 @@ class NaiveQuantized(Algorithm):
         self._heard = dict(inbox)
         return None
 
-    def without(self, peer: int) -> None:
-        """Nothing is kept of anybody."""
-
     def metrics(self) -> Metrics:
         return Metrics(neighbor_distance=payload_distance(self, self._own, 1.0, self._heard))

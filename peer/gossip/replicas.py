@@ -31,7 +31,7 @@ from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Digests, Exchange, GraphNeed, Memory, Metrics, NodeContext
 from peer.gossip.drift import DriftCorrection
 from peer.gossip.mixing import (
-    HeldBack,
+    HoldsBack,
     add_scaled_,
     can_lose_peers,
     check_inbox,
@@ -426,7 +426,7 @@ def _heard_weights(node: NodeContext, inbox: Mapping[int, Message], push_weight:
     return {**heard, node.peer: push_weight}
 
 
-class ChocoSgd(ReplicaAlgorithm):
+class ChocoSgd(HoldsBack, ReplicaAlgorithm):
     """x̃ = x − γ g(x); q = C[x̃ − x̂]; x̂_j ← x̂_j + q_j for all heard; x ← x̃ + η Σ_j (W_ij − I_ij) x̂_j.
 
     Koloskova et al. 2019 (CHOCO-SGD); Algorithm 3 in the supplement of the low-precision paper, in the form that
@@ -446,10 +446,6 @@ class ChocoSgd(ReplicaAlgorithm):
         memory=Memory.REPLICAS,
         robust_mixing=True,
     )
-
-    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
-        super().__init__(node, x0)
-        self._held = HeldBack()
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -rate, gradient)
@@ -472,17 +468,6 @@ class ChocoSgd(ReplicaAlgorithm):
         self._held.settle_(self.x, message.round, message.sender)
         scale = self.node.averaging_rate * message.mixing_weight
         add_scaled_(self.x, scale, self.replicas.apply_(message))
-
-    def without(self, peer: int) -> None:
-        super().without(peer)
-        self._held.forget(peer)
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        return {**super().state(), **self._held.state()}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().restore(state)
-        self._held.restore(state)
 
 
 class QuantSgp(ReplicaAlgorithm):
