@@ -267,7 +267,7 @@ def _class_votes(
     return ClassVotes(
         hearsay,
         trainer.train_class_counts(),
-        voters=local.setup.first_members,
+        voters=frozenset(local.setup.first_members),
         total_samples=data.total_samples if data.weight_by_samples else None,
         disk=local.folder.disk,
         neighbors=neighbors,

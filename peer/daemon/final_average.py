@@ -22,6 +22,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -75,40 +76,38 @@ _Key = tuple[int, int]
 """(owner, index) of a chunk."""
 
 
+@dataclass
 class FinalAverage:
     """What one peer does for the average, and has of it."""
 
-    def __init__(
-        self,
-        hearsay: notes.Hearsay,
-        *,
-        rounds: int,
-        layout: Layout,
-        directory: Path,
-        is_last_round_done: bool,
-        why_not: str | None,
-        most_weight: float | None,
-        name: Callable[[int], str],
-        is_older: Callable[[int], bool],
-        neighbors: Neighbors,
-        runtime: Runtime,
-        give_up_after_s: float,
-        linger_s: float,
-        piece_bytes: int,
-    ) -> None:
-        """`directory`: the state folder. `is_last_round_done`: whether it was when this process began; files about an
-        average from before are deleted where it was not. `why_not`: why this run forms none. `most_weight`: the largest
-        push-sum weight; None for algorithms without. `is_older(peer)`: whether a member is known to run a release that
-        cannot take part. `piece_bytes`: least size of a chunk of a neighbour's stream, where it has much to send.
-        Raises StateError."""
-        self._hearsay, self._me, self._rounds, self._layout = hearsay, hearsay.own, rounds, layout
-        self._directory, self._disk, self._why_not = directory, RealDisk(directory), why_not
-        self._most_weight, self._name, self._is_older = most_weight, name, is_older
-        self._neighbors, self._runtime = neighbors, runtime
-        self._give_up_after_s, self._linger_s = give_up_after_s, linger_s
+    hearsay: notes.Hearsay
+    _: KW_ONLY
+    rounds: int
+    layout: Layout
+    directory: Path
+    """The state folder."""
+    is_last_round_done: InitVar[bool]
+    """Whether it was when this process began; files about an average from before are deleted where it was not."""
+    why_not: str | None
+    """Why this run forms none."""
+    most_weight: float | None
+    """The largest push-sum weight; None for algorithms without."""
+    name: Callable[[int], str]
+    is_older: Callable[[int], bool]
+    """Returns whether a member is known to run a release that cannot take part."""
+    neighbors: Neighbors
+    runtime: Runtime
+    give_up_after_s: float
+    linger_s: float
+    piece_bytes: int
+    """Least size of a chunk of a neighbour's stream, where it has much to send."""
+
+    def __post_init__(self, is_last_round_done: bool) -> None:
+        """Raise StateError if those files cannot be deleted."""
+        self._me, self._disk = self.hearsay.own, RealDisk(self.directory)
         self._share_news, self._told_news = Allowances(**_NEWS), Allowances(**_NEWS)
-        self._pace, self._piece_bytes = Allowances(rate=_PIECES_PER_S, burst=_PIECES_PER_S), piece_bytes
-        self._file = ShareFile(directory / SHARES_NAME, layout.size, ())
+        self._pace = Allowances(rate=_PIECES_PER_S, burst=_PIECES_PER_S)
+        self._file = ShareFile(self.directory / SHARES_NAME, self.layout.size, ())
         self._members: tuple[int, ...] = ()
         """Members of the last round, ascending; empty until it is over here."""
         self._shares: dict[int, notes.Share] = {}
@@ -153,39 +152,39 @@ class FinalAverage:
 
     def heard(self, source: int, note: bytes) -> None:
         """Judge a neighbour's note of a share. Raises RemoteProtocolError if it is malformed."""
-        share = notes.decode_share(note, self._rounds, self._file.num_chunks, self._most_weight)
+        share = notes.decode_share(note, self.rounds, self._file.num_chunks, self.most_weight)
         known = self._shares.get(share.peer)
-        if share == known or self._why_not is not None:
+        if share == known or self.why_not is not None:
             return
         if known is not None:
             self._compare(source, share.peer, note)
-        elif self._hearsay.teller(notes.SHARE, note, share.peer, source, self._share_news) is not None:
+        elif self.hearsay.teller(notes.SHARE, note, share.peer, source, self._share_news) is not None:
             self._shares[share.peer], self._notes[share.peer] = share, note
-            self._neighbors.broadcast(notes.SHARE, note, source)
+            self.neighbors.broadcast(notes.SHARE, note, source)
             self._goes_on()
 
     def heard_told(self, source: int, note: bytes) -> None:
         """Judge a neighbour's note on what a member has. Raises RemoteProtocolError if it is malformed."""
-        told = notes.decode_averaged(note, self._rounds)
+        told = notes.decode_averaged(note, self.rounds)
         known = self._told.get(told.peer)
-        if self._why_not is not None or (known is not None and not self._is_later(source, told, note, *known)):
+        if self.why_not is not None or (known is not None and not self._is_later(source, told, note, *known)):
             return
-        if self._hearsay.teller(notes.AVERAGE, note, told.peer, source, self._told_news) is not None:
+        if self.hearsay.teller(notes.AVERAGE, note, told.peer, source, self._told_news) is not None:
             self._told[told.peer] = told, note
-            self._neighbors.broadcast(notes.AVERAGE, note, source)
+            self.neighbors.broadcast(notes.AVERAGE, note, source)
             # Whoever says something else again and again keeps nobody from giving up, or from being done.
             self._changes[told.peer] = self._changes.get(told.peer, 0) + 1
             if self._changes[told.peer] <= _MOST_CHANGES:
                 self._goes_on()
-            self._runtime.wake()
+            self.runtime.wake()
 
     def frame_received(self, peer: int, frame: bytes) -> None:
         """Take a neighbour's chunk, or its request for one. Raises RemoteProtocolError for what no honest peer
         sends."""
         chunk = notes.decode_chunk(frame)
-        if self._why_not is not None:
+        if self.why_not is not None:
             return
-        self._runtime.wake()
+        self.runtime.wake()
         if chunk.asks:
             waiting = self._asks.setdefault(peer, deque())
             if len(waiting) >= _OPEN:
@@ -195,7 +194,7 @@ class FinalAverage:
         key = chunk.owner, chunk.index
         if self._asked.get(peer, {}).pop(key, None) is None:
             raise RemoteProtocolError("sent a chunk of a share that it was not asked for")
-        now = self._runtime.now()
+        now = self.runtime.now()
         if not chunk.data:
             _, pause = self._pauses.get((peer, chunk.owner), (0.0, _PAUSES_S[0] / 2))
             pause = min(2 * pause, _PAUSES_S[1])
@@ -203,7 +202,7 @@ class FinalAverage:
             return
         if digest(chunk.data) != self._shares[chunk.owner].digests[chunk.index]:
             self._pauses[peer, chunk.owner] = now + _LIED_PAUSE_S, _PAUSES_S[1]
-            raise RemoteProtocolError(f"sent another chunk than {self._name(chunk.owner)} has told of its share")
+            raise RemoteProtocolError(f"sent another chunk than {self.name(chunk.owner)} has told of its share")
         self._pauses.pop((peer, chunk.owner), None)
         self._chunks.append((chunk.owner, chunk.index, chunk.data))
 
@@ -212,12 +211,12 @@ class FinalAverage:
         if owner in self._refused or owner == self._me:
             return
         try:
-            if not self._hearsay.statements.check(notes.SHARE, owner, note):
+            if not self.hearsay.statements.check(notes.SHARE, owner, note):
                 return
         except SecurityError as error:
             raise RemoteProtocolError(f"told another share of peer {owner} in its name: {error}") from None
         self._refuse(owner, "has signed two different shares")
-        self._neighbors.broadcast(notes.SHARE, note, source)
+        self.neighbors.broadcast(notes.SHARE, note, source)
 
     def _is_later(
         self, source: int, told: notes.Averaged, note: bytes, known: notes.Averaged, known_note: bytes
@@ -228,8 +227,8 @@ class FinalAverage:
         return source == told.peer or bool(told.file and not known.file) if later is None else later
 
     def _goes_on(self) -> None:
-        self._progress_at = self._runtime.now()
-        self._runtime.wake()
+        self._progress_at = self.runtime.now()
+        self.runtime.wake()
 
     # -- the average ---------------------------------------------------------------------------------------------------
 
@@ -244,20 +243,20 @@ class FinalAverage:
         peer is to stop. `model`: that of this peer after the last round. `allowed(peer, norm)`: how far the model of a
         peer may reach where the own one has this norm. `meanwhile()` does what else others wait for. Raises
         PeerUnreachable where a member is missing, and StateError."""
-        path = self._directory / AVERAGE_FILE
+        path = self.directory / AVERAGE_FILE
         if self._me not in members:
             return None
-        if self._why_not is not None:
-            log.info("no average of the models is formed: %s", self._why_not)
+        if self.why_not is not None:
+            log.info("no average of the models is formed: %s", self.why_not)
             return None
         if await self._is_done(members):
             return path
         await self._begin(model)
-        norm = await self._runtime.work(lambda: float(np.linalg.norm(model.z)))
-        while not self._runtime.stops:
-            older = [peer for peer in self._members if peer not in self._shares and self._is_older(peer)]
+        norm = await self.runtime.work(lambda: float(np.linalg.norm(model.z)))
+        while not self.runtime.stops:
+            older = [peer for peer in self._members if peer not in self._shares and self.is_older(peer)]
             if older:
-                names = ", ".join(map(self._name, older))
+                names = ", ".join(map(self.name, older))
                 log.warning("no average of the models is formed: %s cannot take part before release 0.3", names)
                 self._delete(AVERAGE_SHARES.name, SHARES_NAME)
                 return None
@@ -271,12 +270,12 @@ class FinalAverage:
                 log.warning("%s; this peer is done", self._what_is_missing())
                 return path
             await self._answer()
-            until = self._ask(self._runtime.now())
+            until = self._ask(self.runtime.now())
             self._give_up_if_in_vain()
             await meanwhile()
             if not self._chunks:
-                await self._runtime.wait(until)
-        log.info("%s stops before all have the average of the models; the next start goes on", self._name(self._me))
+                await self.runtime.wait(until)
+        log.info("%s stops before all have the average of the models; the next start goes on", self.name(self._me))
         return None
 
     def close(self) -> None:
@@ -287,25 +286,25 @@ class FinalAverage:
         """Take up what is kept; return whether an earlier process was done with it. Then whoever missed it is told
         again that this peer needs nothing more."""
         self._members = tuple(sorted(members))
-        self._file = ShareFile(self._directory / SHARES_NAME, self._layout.size, self._members)
+        self._file = ShareFile(self.directory / SHARES_NAME, self.layout.size, self._members)
         kept = AVERAGE_SHARES.read(self._disk)
         if kept is None:
             return False
-        if (kept.rounds, kept.members) != (self._rounds, self._members):
+        if (kept.rounds, kept.members) != (self.rounds, self._members):
             raise AVERAGE_SHARES.damaged(self._disk)
         try:
             for peer, note in kept.notes.items():
-                share = notes.decode_share(note, self._rounds, self._file.num_chunks, self._most_weight)
+                share = notes.decode_share(note, self.rounds, self._file.num_chunks, self.most_weight)
                 self._shares[peer], self._notes[peer] = share, note
         except RemoteProtocolError:
             raise AVERAGE_SHARES.damaged(self._disk) from None
-        is_done = not (self._directory / SHARES_NAME).exists() and self._shares.keys() >= {*self._members}
+        is_done = not (self.directory / SHARES_NAME).exists() and self._shares.keys() >= {*self._members}
         if is_done:
-            self._tell(self._digest(), await self._runtime.work(self._digest_of_file))
+            self._tell(self._digest(), await self.runtime.work(self._digest_of_file))
         return is_done
 
     def _digest_of_file(self) -> bytes:
-        path = self._directory / AVERAGE_FILE
+        path = self.directory / AVERAGE_FILE
         try:
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").digest()
@@ -318,26 +317,26 @@ class FinalAverage:
         is_told = self._me in self._shares
         self._file.open()
         if not is_told:
-            digests = await self._runtime.work(self._file.put_all, self._me, np.asarray(model.x, np.float32))
+            digests = await self.runtime.work(self._file.put_all, self._me, np.asarray(model.x, np.float32))
             share = notes.Share(self._me, float(model.u), digests)
             self._shares[self._me] = share
-            self._notes[self._me] = self._hearsay.statements.sign(notes.SHARE, notes.encode_share(share, self._rounds))
+            self._notes[self._me] = self.hearsay.statements.sign(notes.SHARE, notes.encode_share(share, self.rounds))
             self._keep()
         for note in self._notes.values():
-            self._neighbors.broadcast(notes.SHARE, note)
+            self.neighbors.broadcast(notes.SHARE, note)
         self._goes_on()
         self._repeat_at = self._progress_at + _AGAIN_S
 
     def _keep(self) -> None:
         known = {peer: note for peer, note in self._notes.items() if peer in self._members}
-        AVERAGE_SHARES.keep(self._disk, KeptShares(self._rounds, self._members, known))
+        AVERAGE_SHARES.keep(self._disk, KeptShares(self.rounds, self._members, known))
 
     async def _look(self) -> None:
         """Take up shares that are new, and do what is next once all are there."""
         for owner in self._members:
             if owner in self._shares and owner not in self._missing:
-                self._missing[owner], self._squares[owner] = await self._runtime.work(self._recall, owner)
-        now = self._runtime.now()
+                self._missing[owner], self._squares[owner] = await self.runtime.work(self._recall, owner)
+        now = self.runtime.now()
         if now >= self._repeat_at:
             self._repeat_at = now + _AGAIN_S
             if not self._has_file and now - self._progress_at >= _AGAIN_S and self._said_at != self._progress_at:
@@ -346,7 +345,7 @@ class FinalAverage:
             told = [(notes.SHARE, note) for note in self._notes.values()]
             told += [(notes.AVERAGE, note) for _, note in self._told.values()]
             for number in range(min(len(told), _REPEATED)):
-                self._neighbors.broadcast(*told[(self._repeat_from + number) % len(told)])
+                self.neighbors.broadcast(*told[(self._repeat_from + number) % len(told)])
             self._repeat_from = (self._repeat_from + _REPEATED) % len(told)
         if not self._is_complete:
             return
@@ -357,7 +356,7 @@ class FinalAverage:
             self._tell(shares, b"")
         elif not own.file and not self._unequal():
             weight = sum(self._shares[owner].weight for owner in self._members)
-            self._tell(shares, await self._runtime.work(self._write, weight))
+            self._tell(shares, await self.runtime.work(self._write, weight))
 
     @property
     def _own(self) -> notes.Averaged | None:
@@ -385,8 +384,8 @@ class FinalAverage:
     def _has_waited_enough(self) -> bool:
         """Whether the file is here, and those that did not say that they have it say nothing for long, or nobody is
         left to pass it on. They do have it, or are to be started again with this peer."""
-        silent = self._runtime.now() - self._progress_at > self._linger_s
-        left = [self._neighbors.left.get(peer) == "completed" for peer in self._neighbors.all]
+        silent = self.runtime.now() - self._progress_at > self.linger_s
+        left = [self.neighbors.left.get(peer) == "completed" for peer in self.neighbors.all]
         return self._has_file and (silent or (bool(left) and all(left)))
 
     @property
@@ -398,15 +397,15 @@ class FinalAverage:
         """Return a digest of the shares of all, proofs aside."""
         told = hashlib.sha256()
         for owner in self._members:
-            share = notes.encode_share(self._shares[owner], self._rounds)
+            share = notes.encode_share(self._shares[owner], self.rounds)
             told.update(len(share).to_bytes(4, "little") + share)
         return told.digest()
 
     def _tell(self, shares: bytes, file: bytes) -> None:
         told = notes.Averaged(self._me, shares, file)
-        note = self._hearsay.statements.sign(notes.AVERAGE, notes.encode_averaged(told, self._rounds))
+        note = self.hearsay.statements.sign(notes.AVERAGE, notes.encode_averaged(told, self.rounds))
         self._told[self._me] = told, note
-        self._neighbors.broadcast(notes.AVERAGE, note)
+        self.neighbors.broadcast(notes.AVERAGE, note)
         self._goes_on()
 
     # -- chunks --------------------------------------------------------------------------------------------------------
@@ -427,7 +426,7 @@ class FinalAverage:
         for _ in range(len(self._chunks)):
             owner, index, chunk = self._chunks[0]
             if index in self._missing[owner] and owner not in self._refused:
-                self._squares[owner] += await self._runtime.work(self._put, owner, index, chunk)
+                self._squares[owner] += await self.runtime.work(self._put, owner, index, chunk)
                 self._missing[owner].discard(index)
                 self._goes_on()
             self._chunks.popleft()
@@ -442,20 +441,20 @@ class FinalAverage:
 
     def _refuse(self, owner: int, why: str) -> None:
         self._refused[owner] = why
-        log.error("%s %s: no average of the models is formed with it", self._name(owner), why)
+        log.error("%s %s: no average of the models is formed with it", self.name(owner), why)
 
     def _ask(self, now: float) -> float:
         """Ask neighbours for what is missing; return when to look again at the latest."""
         until = now + 1.0
-        for peer in [each for each in self._asked if not self._neighbors.is_up(each)]:
+        for peer in [each for each in self._asked if not self.neighbors.is_up(each)]:
             del self._asked[peer]
-        for peer in sorted(self._neighbors.reachable() & {*self._members}):
+        for peer in sorted(self.neighbors.reachable() & {*self._members}):
             asked = self._asked.setdefault(peer, {})
             while len(asked) < _OPEN and peer in self._shares:
                 key = self._next_chunk(peer, now)
                 if key is None:
                     break
-                pieces = max(_LEAST_PIECES, self._file.length(key[1]) / self._piece_bytes)
+                pieces = max(_LEAST_PIECES, self._file.length(key[1]) / self.piece_bytes)
                 if not self._pace.spend(peer, now, min(pieces, _PIECES_PER_S)):
                     until = min(until, now + 0.1)
                     break
@@ -479,10 +478,10 @@ class FinalAverage:
     async def _answer(self) -> None:
         """Give neighbours the chunks that they ask for, as far as their links carry them off."""
         for peer, asks in list(self._asks.items()):
-            while asks and self._neighbors.transport.waiting(peer) < _MOST_WAITING:
+            while asks and self.neighbors.transport.waiting(peer) < _MOST_WAITING:
                 ask, data = asks[0], b""
                 if ask.owner in self._missing and self._has(ask.owner, ask.index):
-                    data = await self._runtime.work(self._file.get, ask.owner, ask.index)
+                    data = await self.runtime.work(self._file.get, ask.owner, ask.index)
                 if self._asks.get(peer) is not asks:
                     break  # The connection over which it asked is gone.
                 asks.popleft()
@@ -490,13 +489,13 @@ class FinalAverage:
                 # Whoever asks for the same again and again keeps nobody from giving up.
                 self._answers[peer] = self._answers.get(peer, 0) + bool(data)
                 if data and self._answers[peer] <= 2 * len(self._members) * self._file.num_chunks:
-                    self._progress_at = self._runtime.now()
+                    self._progress_at = self.runtime.now()
 
     def _has(self, owner: int, index: int) -> bool:
         return 0 <= index < self._file.num_chunks and index not in self._missing[owner]
 
     def _send(self, peer: int, chunk: notes.ShareChunk) -> None:
-        self._neighbors.transport.send(peer, 0, notes.encode_chunk(chunk))
+        self.neighbors.transport.send(peer, 0, notes.encode_chunk(chunk))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -504,33 +503,33 @@ class FinalAverage:
         """Write the average, and what this device's model has beside it; return the digest of the former."""
         form = MODEL_FORM.read(self._disk)
         if form is None:
-            trained = dict(zip(self._layout.names, self._layout.shapes, strict=True))
+            trained = dict(zip(self.layout.names, self.layout.shapes, strict=True))
             form = ModelForm(trained=trained, private=(), entries={name: name for name in trained}, without=())
-        if sum(map(math.prod, form.trained.values())) != self._layout.size:
+        if sum(map(math.prod, form.trained.values())) != self.layout.size:
             raise MODEL_FORM.damaged(self._disk)
         mixed = places(form)
         self._write_rest(mixed)
         return write_average(
-            self._directory / AVERAGE_FILE,
+            self.directory / AVERAGE_FILE,
             mixed,
             partial(self._file.mean, weight=weight),
-            rounds=self._rounds,
+            rounds=self.rounds,
             members=self._members,
         )
 
     def _write_rest(self, mixed: Container[str]) -> None:
-        path = self._directory / OWN_FILE
-        with open_tensors(self._directory / MODEL_NAME) as file:
+        path = self.directory / OWN_FILE
+        with open_tensors(self.directory / MODEL_NAME) as file:
             rest = {name: file.get_tensor(name) for name in [*file.keys()] if name not in mixed}
         self._delete(OWN_FILE)
         if rest:
             with writing(self._disk.where(OWN_FILE)):
-                write_tensors(rest, path, metadata={"format": "pt", "rounds": str(self._rounds)})
+                write_tensors(rest, path, metadata={"format": "pt", "rounds": str(self.rounds)})
 
     def _give_up_if_in_vain(self) -> None:
-        if self._runtime.now() - self._progress_at > self._give_up_after_s:
+        if self.runtime.now() - self._progress_at > self.give_up_after_s:
             raise PeerUnreachable(
-                f"{self._what_is_missing()}, and nothing has come for {self._give_up_after_s:.0f} s: no average of the"
+                f"{self._what_is_missing()}, and nothing has come for {self.give_up_after_s:.0f} s: no average of the"
                 " models is formed, and each device keeps its own; the next start goes on"
             )
 
@@ -539,7 +538,7 @@ class FinalAverage:
         away = [owner for owner in self._members if owner not in self._shares]
         if self._refused:
             owner, why = next(iter(self._refused.items()))
-            return f"{self._name(owner)} {why}"
+            return f"{self.name(owner)} {why}"
         if away:
             return f"{self._names(away)} told no model after the last round"
         lacking = [owner for owner in self._members if self._missing.get(owner)]
@@ -550,12 +549,12 @@ class FinalAverage:
         return f"{self._names(self._without_it())} did not say that the average is there"
 
     def _names(self, peers: Collection[int]) -> str:
-        return ", ".join(map(self._name, peers))
+        return ", ".join(map(self.name, peers))
 
     def _delete(self, *names: str) -> None:
         for name in names:
             with writing(self._disk.where(name)):
-                (self._directory / name).unlink(missing_ok=True)
+                (self.directory / name).unlink(missing_ok=True)
 
 
 def _squares(chunk: bytes) -> float:

@@ -14,6 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import InitVar, dataclass
 from typing import TypeVar, TypeVarTuple
 
 from peer.daemon.members.roster import Roster
@@ -32,29 +33,24 @@ _MAX_WAITING_FRAMES = 16
 """Frames of one neighbour that wait to be looked at: an honest one has one request and one answer on its way."""
 
 
+@dataclass
 class PairExchanges:
     """Answers the neighbours of one peer until it leaves."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        neighbors: Neighbors,
-        roster: Roster,
-        durable: DurablePair,
-        recovered: Effects,
-        abandon_after_s: float,
-    ) -> None:
-        """`recovered`: the last effects of `durable` before a restart. `abandon_after_s`: how long the partner of an
-        open exchange may be away before that is given up."""
+    runtime: Runtime
+    neighbors: Neighbors
+    roster: Roster
+    durable: DurablePair
+    recovered: InitVar[Effects]
+    """The last effects of `durable` before a restart."""
+    abandon_after_s: float
+    """Longest absence of the partner of an open exchange before that is given up."""
+
+    def __post_init__(self, recovered: Effects) -> None:
+        """Go on with the open request."""
         self.failure: DivergenceError | None = None
         """Divergence found by an answer; training makes no sense after it."""
-        self._runtime, self._neighbors, self._roster, self._abandon_after_s = (
-            runtime,
-            neighbors,
-            roster,
-            abandon_after_s,
-        )
-        self._durable, self._participant = durable, durable.participant
+        self._participant = self.durable.participant
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange")
         self._waiting: deque[tuple[int, bytes | None]] = deque()
         """(neighbour, frame), or (neighbour, None) where its connection broke."""
@@ -76,7 +72,7 @@ class PairExchanges:
 
     def disconnected(self, peer: int) -> None:
         """Take note that a connection broke: waiting frames from it will be asked for again."""
-        self._away_since[peer] = self._runtime.now()
+        self._away_since[peer] = self.runtime.now()
         self._forget_waiting(peer)
         self._waiting.append((peer, None))
         self._arrived.set()
@@ -104,7 +100,7 @@ class PairExchanges:
     async def call(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Return the result of a call on the pair node. Calls run one at a time, in the order in which they were
         made."""
-        reachable = self._neighbors.reachable()
+        reachable = self.neighbors.reachable()
 
         def call() -> T:
             # Set in the worker, so that no call before this one sees it: it is journaled with the call.
@@ -117,13 +113,13 @@ class PairExchanges:
         """Perform the effects of a call."""
         self._request, self._wake_at = effects.open_request, effects.wake_at
         for outgoing in effects.frames:
-            self._neighbors.count(outgoing)
-            if self._neighbors.is_up(outgoing.receiver):
-                self._neighbors.transport.send(outgoing.receiver, 0, outgoing.frame)
+            self.neighbors.count(outgoing)
+            if self.neighbors.is_up(outgoing.receiver):
+                self.neighbors.transport.send(outgoing.receiver, 0, outgoing.frame)
         for error in effects.refused:
             assert error.peer is not None
             self._refuse(error.peer, error)
-        self._runtime.wake()
+        self.runtime.wake()
         self._arrived.set()
 
     async def answer(self) -> None:
@@ -133,18 +129,18 @@ class PairExchanges:
                 wake_at = self._wake_at
                 if self._waiting:
                     await self._take(*self._waiting.popleft())
-                elif wake_at is not None and self._runtime.now() >= wake_at:
-                    self.perform(await self.call(self._durable.timer, self._runtime.now()))
+                elif wake_at is not None and self.runtime.now() >= wake_at:
+                    self.perform(await self.call(self.durable.timer, self.runtime.now()))
                 else:
                     await self._wait(wake_at)
         except DivergenceError as error:
             # The loop ends with it, as with what the own steps come to; this task must not end the process on its own.
             self.failure = error
-            self._runtime.wake()
+            self.runtime.wake()
         self._answered.set()
 
     async def _wait(self, until: float | None) -> None:
-        timeout = 1.0 if until is None else min(1.0, until - self._runtime.now())
+        timeout = 1.0 if until is None else min(1.0, until - self.runtime.now())
         try:
             async with asyncio.timeout(timeout):
                 await self._arrived.wait()
@@ -154,10 +150,10 @@ class PairExchanges:
 
     async def _take(self, peer: int, frame: bytes | None) -> None:
         if frame is None:
-            self.perform(await self.call(self._durable.disconnected, peer))
+            self.perform(await self.call(self.durable.disconnected, peer))
             return
         try:
-            effects = await self.call(self._durable.receive, peer, frame, self._runtime.now())
+            effects = await self.call(self.durable.receive, peer, frame, self.runtime.now())
         except Exception as error:  # No error for a frame ends this process.
             self._refuse(peer, error)
             return
@@ -165,7 +161,7 @@ class PairExchanges:
 
     def _refuse(self, peer: int, error: Exception) -> None:
         self._forget_waiting(peer)
-        self._neighbors.transport.blame(peer, error)
+        self.neighbors.transport.blame(peer, error)
 
     def _forget_waiting(self, peer: int) -> None:
         self._waiting = deque(item for item in self._waiting if item[0] != peer)
@@ -173,13 +169,13 @@ class PairExchanges:
     async def abandon_the_lost(self) -> None:
         """Give up the open exchange if its partner has been away for too long."""
         partner = self._participant.open_partner
-        if partner is None or self._neighbors.is_up(partner):
+        if partner is None or self.neighbors.is_up(partner):
             return
-        now = self._runtime.now()
+        now = self.runtime.now()
         away = now - self._away_since.setdefault(partner, now)
-        if away > self._abandon_after_s:
-            log.warning("%s has been away for %.0f s: its exchange is given up", self._roster.name(partner), away)
-            self.perform(await self.call(self._durable.abandon, partner))
+        if away > self.abandon_after_s:
+            log.warning("%s has been away for %.0f s: its exchange is given up", self.roster.name(partner), away)
+            self.perform(await self.call(self.durable.abandon, partner))
 
     async def stop_answering(self) -> None:
         """Return when the last answer is given: later requests are not answered."""

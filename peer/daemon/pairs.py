@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from time import perf_counter
 
 from peer.compress.payload import FloatArray
@@ -41,25 +41,25 @@ from peer.records import RoundRecord
 log = logging.getLogger("sotto")
 
 
+@dataclass
 class PairLoop:
     """Takes one peer from step to step."""
 
-    def __init__(
-        self,
-        common: CommonParts,
-        *,
-        durable: DurablePair,
-        exchanges: PairExchanges,
-        saver: PairSaver,
-        audit_log: EventLog | None,
-        progress: SignedProgress | None,
-    ) -> None:
-        self.participant = durable.participant
-        self._local, self._config = common.local, common.local.config
-        self._runtime, self._neighbors, self._durable = common.runtime, common.neighbors, durable
-        self._exchanges, self._saver, self._cadence = exchanges, saver, common.cadence
+    common: CommonParts
+    _: KW_ONLY
+    durable: DurablePair
+    exchanges: PairExchanges
+    saver: PairSaver
+    audit_log: EventLog | None
+    progress: SignedProgress | None
+
+    def __post_init__(self) -> None:
+        """Take the parts out of `common`."""
+        self.participant = self.durable.participant
+        common = self.common
+        self._local, self._config, self._cadence = common.local, common.local.config, common.cadence
+        self._runtime, self._neighbors, self._limits = common.runtime, common.neighbors, common.limits
         self._evaluations, self._own, self._metrics = common.evaluations, common.own, common.metrics
-        self._limits, self._progress, self._audit_log = common.limits, progress, audit_log
         self._steps_alone = self._config.rounds.max_skipped_rounds
         """Steps in a row without a neighbour; none of them before the first has come."""
         self._shown_exchanges = -1
@@ -69,7 +69,7 @@ class PairLoop:
 
     def helpers(self) -> Sequence[Coroutine[None, None, None]]:
         """Return the coroutine that answers the neighbours."""
-        return (self._exchanges.answer(),)
+        return (self.exchanges.answer(),)
 
     async def next_round(self) -> RoundRecord | None:
         """Return the record of the next step; None if there is none."""
@@ -81,13 +81,13 @@ class PairLoop:
             waited_s = await self._until_ready()
             if self._runtime.stops:
                 return None
-            self._exchanges.perform(await self._exchanges.call(self._durable.read, waited_s))
+            self.exchanges.perform(await self.exchanges.call(self.durable.read, waited_s))
         try:
             await self._runtime.work(self._compute)
         except StepAbandoned:
             return None
-        effects = await self._exchanges.call(self._step)
-        self._exchanges.perform(effects)
+        effects = await self.exchanges.call(self._step)
+        self.exchanges.perform(effects)
         self._steps_alone = 0 if self._neighbors.reachable() else self._steps_alone + 1
         if self.round == self._config.run.rounds:
             await self._until_closed()
@@ -100,15 +100,15 @@ class PairLoop:
 
     def _compute(self) -> None:
         started = perf_counter()
-        self._durable.compute()
+        self.durable.compute()
         pace(self._config.peer, started, self._config.limits.processor_share)
 
     def _step(self) -> Effects:
-        effects = self._durable.step(self._runtime.now())
+        effects = self.durable.step(self._runtime.now())
         # Taken in any case: the participant keeps them until then.
         events = self.participant.take_events()
-        if self._audit_log is not None:
-            self._audit_log.write(events, self.participant.gradient)
+        if self.audit_log is not None:
+            self.audit_log.write(events, self.participant.gradient)
         return effects
 
     async def _until_ready(self) -> float:
@@ -132,24 +132,24 @@ class PairLoop:
 
     async def _wait(self) -> None:
         """Wait until something happens. Raises PeerUnreachable or HandshakeRefused once that is in vain."""
-        await self._exchanges.abandon_the_lost()
+        await self.exchanges.abandon_the_lost()
         self._give_up_on_the_lost()
         await self._runtime.wait()
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        if self._exchanges.failure is not None:
-            raise self._exchanges.failure
+        if self.exchanges.failure is not None:
+            raise self.exchanges.failure
 
     def _may_go_on(self) -> bool:
         """Whether there is a neighbour, or has been one recently, and this peer was not set back."""
-        if self._progress is not None and self._progress.is_set_back:
+        if self.progress is not None and self.progress.is_set_back:
             return False
         is_alone = bool(self._neighbors.all) and not self._neighbors.reachable()
         return not is_alone or self._steps_alone < self._config.rounds.max_skipped_rounds
 
     def _give_up_on_the_lost(self) -> None:
-        is_set_back = self._progress is not None and self._progress.is_set_back
+        is_set_back = self.progress is not None and self.progress.is_set_back
         if is_set_back or self.round >= self._config.run.rounds or self._may_go_on():
             return
         now = self._runtime.now()
@@ -166,12 +166,12 @@ class PairLoop:
         """Save the state after a stop; after the last step that is done when nobody needs this peer any more."""
         if self._runtime.stops:
             # Answers after the checkpoint would be forgotten.
-            await self._exchanges.stop_answering()
+            await self.exchanges.stop_answering()
             if self.participant.in_iteration:
                 # The local step was abandoned: it begins anew, from the journal, when this peer is started again.
-                await self._saver.sync()
+                await self.saver.sync()
             else:
-                await self._saver.checkpoint()
+                await self.saver.checkpoint()
 
     async def linger(self) -> None:
         """Answer until everybody's last evaluation has come, or the others are gone."""
@@ -187,14 +187,14 @@ class PairLoop:
                 break
             await self._runtime.wait()
             self._raise_failure()
-        await self._exchanges.stop_answering()
+        await self.exchanges.stop_answering()
         # Exchanges since the last step belong to its row.
         record, last = self.participant.closing_record(), self._metrics.last_round
         if record is not None and last is not None:
             self._metrics.put_round(replace(record, protobuf_bytes=last.protobuf_bytes), self._config.run.rounds)
         if self.participant.algorithm.staleness.exchanges != self._shown_exchanges:
             await self._evaluate_again()
-        await self._saver.checkpoint()
+        await self.saver.checkpoint()
 
     async def answer(self) -> None:
         """Do nothing: once everybody has finished, nobody asks for an exchange."""
@@ -238,7 +238,7 @@ class PairLoop:
             algorithm = self.participant.algorithm
             return algorithm.x.copy(), algorithm.staleness.exchanges
 
-        x, self._shown_exchanges = await self._exchanges.call(copy)
+        x, self._shown_exchanges = await self.exchanges.call(copy)
         return Models(x, x, self.participant.algorithm.u)
 
     def figures(self) -> Mapping[str, object]:
@@ -248,7 +248,7 @@ class PairLoop:
             "exchanges": staleness.exchanges,
             "staleness": staleness.exchanges_between / max(1, staleness.steps),
             "most_staleness": staleness.most_exchanges_between,
-            "set_back": None if self._progress is None else self._progress.sentence,
+            "set_back": None if self.progress is None else self.progress.sentence,
             "open_exchange": None if partner is None else self._local.roster.name(partner),
             **({} if self._limits is None else {"limits": self._limits.figures()}),
         }
@@ -259,6 +259,6 @@ class PairLoop:
 
     def close(self) -> None:
         """End the thread of the exchanges, and save what the limits have counted."""
-        self._exchanges.close()
+        self.exchanges.close()
         if self._limits is not None:
             self._limits.close()

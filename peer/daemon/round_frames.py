@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from typing import NamedTuple
 
 from peer.daemon.neighbors import Neighbors
@@ -29,31 +30,31 @@ class _LookedAt(NamedTuple):
     """Why the last one was refused."""
 
 
+@dataclass
 class RoundFrames:
     """Frames on their way between the transport and the participant."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        neighbors: Neighbors,
-        durable: DurablePeer,
-        recovered: Effects,
-        on_change: Callable[[], None],
-        on_link: Callable[[int], None],
-        on_confirmed: Callable[[int], None],
-        on_late: Callable[[int, Sequence[int]], None],
-        on_durable: Callable[[], None],
-    ) -> None:
-        """`recovered`: the last effects of `durable` before a restart. `on_change` is called when a change of the
-        members was heard of, `on_link(peer)` when a peer is connected, `on_confirmed(peer)` when it has told which
-        frames it has, `on_late(round, peers)` when a round ended without some, `on_durable()` before neighbours are
-        told which frames they may forget."""
+    runtime: Runtime
+    neighbors: Neighbors
+    durable: DurablePeer
+    recovered: InitVar[Effects]
+    """The last effects of `durable` before a restart."""
+    on_change: Callable[[], None]
+    """Called when a change of the members was heard of."""
+    on_link: Callable[[int], None]
+    """Called when a peer is connected."""
+    on_confirmed: Callable[[int], None]
+    """Called when a peer has told which frames it has."""
+    on_late: Callable[[int, Sequence[int]], None]
+    """Called with a round that ended without some peers, and these."""
+    on_durable: Callable[[], None]
+    """Called before neighbours are told which frames they may forget."""
+
+    def __post_init__(self, recovered: Effects) -> None:
+        """Go on with the timer."""
         self.wake_at = recovered.wake_at
         """When a late neighbour is no longer waited for; None where there is none to wait for, or for ever."""
-        self._runtime, self._neighbors = runtime, neighbors
-        self._durable, self._participant = durable, durable.participant
-        self._on_change, self._on_late, self._on_durable = on_change, on_late, on_durable
-        self._on_link, self._on_confirmed = on_link, on_confirmed
+        self._participant = self.durable.participant
         self._waiting: deque[tuple[int, int, bytes]] = deque()
         """(neighbour, number, frame). Bounded by the credit of each link, which is given back one by one."""
 
@@ -65,12 +66,12 @@ class RoundFrames:
 
     def frames_for(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
         """Return the frames for a connected neighbour that durably has ours up to `remote_has`."""
-        self._durable.links.meet(peer)
+        self.durable.links.meet(peer)
         if peer in self._participant.session.lost:
             raise HandshakeRefused("it was declared lost; it comes back by itself, as a newcomer")
-        self._on_link(peer)
-        frames = self._durable.connected(peer, remote_has)
-        self._on_confirmed(peer)
+        self.on_link(peer)
+        frames = self.durable.connected(peer, remote_has)
+        self.on_confirmed(peer)
         return frames
 
     def disconnected(self, peer: int) -> None:
@@ -83,13 +84,13 @@ class RoundFrames:
 
     def receipt(self, peer: int, upto: int) -> None:
         """Take note that a neighbour has our frames up to `upto` for good."""
-        self._durable.receipt(peer, upto)
-        self._on_confirmed(peer)
+        self.durable.receipt(peer, upto)
+        self.on_confirmed(peer)
 
     def last_received(self, peer: int) -> int:
         """Return the number of the last frame of a neighbour that need not be sent again."""
-        self._durable.links.meet(peer)
-        return self._durable.links.durable_from(peer)
+        self.durable.links.meet(peer)
+        return self.durable.links.durable_from(peer)
 
     # -- what the loop calls -------------------------------------------------------------------------------------------
 
@@ -97,17 +98,17 @@ class RoundFrames:
         """Give the waiting frames to the participant, and the timer if it is due; return the record of a round that
         this completed. Later frames then wait for the next round."""
         while self._waiting:
-            looked_at = await self._runtime.work(self._receive, tuple(self._waiting), self._runtime.now())
+            looked_at = await self.runtime.work(self._receive, tuple(self._waiting), self.runtime.now())
             for _ in range(looked_at.number):
                 peer, seq, _ = self._waiting.popleft()
-                self._neighbors.transport.taken(peer, seq)
+                self.neighbors.transport.taken(peer, seq)
             record = None if looked_at.effects is None else self.perform(looked_at.effects)
             if looked_at.error is not None:
                 self._refuse(peer, looked_at.error)
             if record is not None:
                 return record
-        if self.wake_at is not None and self._runtime.now() >= self.wake_at:
-            return self.perform(await self._runtime.work(self._durable.timer, self._runtime.now()))
+        if self.wake_at is not None and self.runtime.now() >= self.wake_at:
+            return self.perform(await self.runtime.work(self.durable.timer, self.runtime.now()))
         return None
 
     def _receive(self, frames: Sequence[tuple[int, int, bytes]], now: float) -> _LookedAt:
@@ -116,7 +117,7 @@ class RoundFrames:
         effects: Effects | None = None
         for number, (peer, seq, frame) in enumerate(frames, start=1):
             try:
-                asked = self._durable.receive(peer, seq, frame, now)
+                asked = self.durable.receive(peer, seq, frame, now)
             except StepAbandoned:
                 raise
             except Exception as error:  # No error for a frame ends this process.
@@ -133,16 +134,16 @@ class RoundFrames:
         """Perform the effects of a call, which are on disk by now; return the record of a round that it ended."""
         self.wake_at = effects.wake_at
         if effects.finished is not None and effects.skipped:
-            self._on_late(effects.finished, effects.skipped)
+            self.on_late(effects.finished, effects.skipped)
         for outgoing in effects.frames:
-            self._neighbors.count(outgoing)
+            self.neighbors.count(outgoing)
         if effects.news:
             # First, so that there are links to those that are told of it.
-            self._on_change()
-        for outgoing in self._durable.publish(effects):
+            self.on_change()
+        for outgoing in self.durable.publish(effects):
             # Without a connection, `frames_for` will send it.
-            if self._neighbors.is_up(outgoing.receiver):
-                self._neighbors.transport.send(outgoing.receiver, outgoing.seq, outgoing.frame)
+            if self.neighbors.is_up(outgoing.receiver):
+                self.neighbors.transport.send(outgoing.receiver, outgoing.seq, outgoing.frame)
         self.confirm(effects.receipts)
         for error in effects.refused:
             assert error.peer is not None
@@ -153,19 +154,19 @@ class RoundFrames:
         """Drop a neighbour's frames on this link: they make no sense without the refused one. After the reconnect all
         of them come again."""
         self._waiting = deque(item for item in self._waiting if item[0] != peer)
-        self._neighbors.transport.blame(peer, error)
+        self.neighbors.transport.blame(peer, error)
 
     def confirm(self, receipts: Mapping[int, int]) -> None:
         """Tell the neighbours which of their frames they may forget."""
         if receipts:
-            self._on_durable()
+            self.on_durable()
         for peer, upto in receipts.items():
-            self._neighbors.transport.acknowledge(peer, upto)
+            self.neighbors.transport.acknowledge(peer, upto)
 
     def owes(self, peer: int) -> bool:
         """Return whether a neighbour lacks frames of this peer, which is there to give them."""
-        return peer not in self._neighbors.left and self._durable.links.out[peer].backlog > 0
+        return peer not in self.neighbors.left and self.durable.links.out[peer].backlog > 0
 
     def backlog_bytes(self, peer: int) -> int:
         """Return the bytes that a neighbour has not confirmed yet."""
-        return self._durable.links.out[peer].backlog_bytes
+        return self.durable.links.out[peer].backlog_bytes

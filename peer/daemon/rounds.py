@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from peer.compress.payload import FloatArray
 from peer.daemon.members.change_requests import ChangeRequests
@@ -48,34 +49,32 @@ SAY_AWAY_S = 30.0
 """Absence of a peer after which the log advises the operator."""
 
 
+@dataclass
 class RoundLoop:
     """Takes one peer from round to round."""
 
-    def __init__(
-        self,
-        common: CommonParts,
-        *,
-        durable: DurablePeer,
-        frames: RoundFrames,
-        member_links: MemberLinks,
-        requests: ChangeRequests,
-        joining: Joining,
-        replica_check: ReplicaCheck | ModelCheck,
-        equality: Equality | None,
-        saver: RoundSaver,
-        audit_log: AuditLog | None,
-        loss_watch: LossWatch | None,
-        own_loss: OwnLoss | None,
-        progress: SignedProgress | None,
-    ) -> None:
-        self.durable, self.participant = durable, durable.participant
+    common: CommonParts
+    _: KW_ONLY
+    durable: DurablePeer
+    frames: RoundFrames
+    member_links: MemberLinks
+    requests: ChangeRequests
+    joining: Joining
+    replica_check: ReplicaCheck | ModelCheck
+    equality: Equality | None
+    saver: RoundSaver
+    audit_log: AuditLog | None
+    loss_watch: LossWatch | None
+    own_loss: OwnLoss | None
+    progress: SignedProgress | None
+
+    def __post_init__(self) -> None:
+        """Take the parts out of `common`."""
+        self.participant = self.durable.participant
+        common = self.common
         self._local, self._runtime, self._neighbors = common.local, common.runtime, common.neighbors
-        self._config, self._roster, self._frames = self._local.config, self._local.roster, frames
-        self._member_links, self._requests, self._joining = member_links, requests, joining
-        self._replica_check, self._saver, self._cadence = replica_check, saver, common.cadence
+        self._config, self._roster, self._cadence = self._local.config, self._local.roster, common.cadence
         self._evaluations, self._watcher, self._limits = common.evaluations, common.watcher, common.limits
-        self._loss_watch, self.own_loss, self._equality = loss_watch, own_loss, equality
-        self._audit_log, self._progress = audit_log, progress
         self._said_that_it_slows_down = False
         self._asks_to_leave_at = float("-inf")
         """When it asks next, where a limit of the device wants it to leave."""
@@ -90,7 +89,7 @@ class RoundLoop:
 
     def helpers(self) -> Sequence[Coroutine[None, None, None]]:
         """Return the coroutines that ask members whether they are there; a round does all its other work in turn."""
-        asks_suspects = () if self._loss_watch is None else (self._loss_watch.ask_suspects(),)
+        asks_suspects = () if self.loss_watch is None else (self.loss_watch.ask_suspects(),)
         asks_about_itself = () if self.own_loss is None else (self.own_loss.watch(),)
         return *asks_suspects, *asks_about_itself
 
@@ -106,7 +105,7 @@ class RoundLoop:
         record: RoundRecord | None = None
         while record is None:
             # After a crash it may be in the middle of a round.
-            self._saver.is_at_rest = not self.participant.session.in_round
+            self.saver.is_at_rest = not self.participant.session.in_round
             if self.round >= self._config.run.rounds or self._runtime.stops or self.has_left:
                 return None
             if self._is_set_back:
@@ -116,34 +115,34 @@ class RoundLoop:
             if not self.participant.membership.is_member:
                 record = await self._try_to_join()
                 continue
-            if self._saver.is_at_rest:
+            if self.saver.is_at_rest:
                 await self._wait_for_room()
                 await self._keep_to_budget()
                 await self._keep_to_limits()
                 await self._keep_to_equality()
                 if self._runtime.stops:
                     return None
-                self._saver.is_at_rest = False
+                self.saver.is_at_rest = False
                 effects = await self._runtime.work(self._step_and_begin)
                 self._began_at = self._runtime.now()
-                record = self._frames.perform(effects)
+                record = self.frames.perform(effects)
             while record is None:
-                if not self._frames:
-                    await self._wait(self._frames.wake_at)
+                if not self.frames:
+                    await self._wait(self.frames.wake_at)
                 if self._runtime.stops_at_once or self._stops_in_vain():
                     # The round cannot end now: it goes on, from the journal, when this peer is started again.
                     return None
                 record = await self._take_frames()
-        self._saver.is_at_rest = False
+        self.saver.is_at_rest = False
         # Steps in the journal need not be trained again.
         steps = self.participant.local_steps
         is_recorded = isinstance(steps, RecordedSteps) and steps.records_all
         self._cadence.add_round(record.gossip_s + (0.0 if is_recorded else record.train_s))
-        if self._audit_log is not None:
-            await self._runtime.work(self._audit_log.close_round, record.round, self.participant.algorithm)
-        await self._replica_check.after_round(record.round)
-        if self._equality is not None:
-            await self._equality.after_round()
+        if self.audit_log is not None:
+            await self._runtime.work(self.audit_log.close_round, record.round, self.participant.algorithm)
+        await self.replica_check.after_round(record.round)
+        if self.equality is not None:
+            await self.equality.after_round()
         return record
 
     def _step_and_begin(self) -> Effects:
@@ -163,21 +162,21 @@ class RoundLoop:
         return effects
 
     async def _try_to_join(self) -> RoundRecord | None:
-        self._joining.ask()
-        self._tell_that_it_is_behind(self._member_links.linked(), self._runtime.now())
-        if not self._frames:
+        self.joining.ask()
+        self._tell_that_it_is_behind(self.member_links.linked(), self._runtime.now())
+        if not self.frames:
             await self._wait(None)
         return await self._take_frames()
 
     async def _take_frames(self) -> RoundRecord | None:
         """Announce the requested changes of members, and take the waiting frames; return the record of a round that
         this completed."""
-        return await self._requests.grant() or await self._frames.take()
+        return await self.requests.grant() or await self.frames.take()
 
     async def _wait_for_room(self) -> None:
         """Hold the next round back while a neighbour has too much unacknowledged: it may be out of reach for long."""
         while not self._runtime.stops and any(
-            self._frames.backlog_bytes(peer) > _MAX_BACKLOG_BYTES for peer in self._neighbors.receivers
+            self.frames.backlog_bytes(peer) > _MAX_BACKLOG_BYTES for peer in self._neighbors.receivers
         ):
             await self._wait(None)
 
@@ -202,7 +201,7 @@ class RoundLoop:
             )
         while self._runtime.now() < may_begin_at and not self._runtime.stops:
             await self._wait(may_begin_at)
-            if self._frames:
+            if self.frames:
                 # A peer that asks for a repair of the last round is not kept waiting; no round can begin or end here.
                 await self._take_frames()
 
@@ -217,19 +216,19 @@ class RoundLoop:
             if limits.asks_to_leave and not is_leaving and now >= self._asks_to_leave_at:
                 # A refused request may be granted later: a newcomer that this peer sponsors is a member then.
                 self._asks_to_leave_at = now + self._config.limits.slow_step_s
-                self._requests.leave()
+                self.requests.leave()
             if may_begin:
                 return
             await self._wait(None)
-            if self._frames or self._requests:
+            if self.frames or self.requests:
                 # As while it keeps to the budget: repairs are answered, and no round begins or ends.
                 await self._take_frames()
 
     async def _keep_to_equality(self) -> None:
         """Wait while members may have been told different things."""
-        while self._equality is not None and not self._equality.keep_to() and not self._runtime.stops:
+        while self.equality is not None and not self.equality.keep_to() and not self._runtime.stops:
             await self._wait(None)
-            if self._frames or self._requests:
+            if self.frames or self.requests:
                 # A loss frees the run.
                 await self._take_frames()
 
@@ -245,15 +244,15 @@ class RoundLoop:
         if not self._is_set_back:
             self._give_up_on_the_lost()
             self._tell_who_is_late()
-            if self._loss_watch is not None:
-                self._loss_watch.look()
-            if self._equality is not None:
-                self._equality.say()
+            if self.loss_watch is not None:
+                self.loss_watch.look()
+            if self.equality is not None:
+                self.equality.say()
         await self._runtime.wait(until)
 
     @property
     def _is_set_back(self) -> bool:
-        return self._progress is not None and self._progress.is_set_back
+        return self.progress is not None and self.progress.is_set_back
 
     def _tell_who_is_late(self) -> None:
         session = self.participant.session
@@ -324,7 +323,7 @@ class RoundLoop:
         """The step needed beside removing this peer."""
         if not self._local.rejoins:
             return ", and add this one again under another name"
-        return " (it takes part again then)" if self._progress is not None else ", and `sotto admin rejoin` on this one"
+        return " (it takes part again then)" if self.progress is not None else ", and `sotto admin rejoin` on this one"
 
     def _stops_in_vain(self) -> bool:
         """Whether this peer stops, and the round under way will not end soon."""
@@ -340,9 +339,9 @@ class RoundLoop:
     async def save_at_end(self) -> None:
         """Take a checkpoint; in the midst of a round the journal has to do."""
         if self.participant.session.in_round:
-            await self._saver.sync()
+            await self.saver.sync()
         else:
-            await self._saver.checkpoint()
+            await self.saver.checkpoint()
 
     async def linger(self) -> None:
         """Stay until every neighbour has all frames of this peer for good, and everybody's last evaluation has come."""
@@ -352,19 +351,19 @@ class RoundLoop:
             await self.answer()
         if self._config.rounds.late == "skip":
             # Messages that came after the last round still carry mass.
-            await self._saver.checkpoint(anew=True)
+            await self.saver.checkpoint(anew=True)
 
     async def answer(self) -> None:
         """Take the waiting frames, and announce what was requested."""
-        if self._frames or self._requests:
+        if self.frames or self.requests:
             await self._take_frames()
 
     def _is_settled(self) -> bool:
         if self.has_left:
-            return not any(map(self._frames.owes, self._member_links.linked()))
-        if any(map(self._frames.owes, self._neighbors.receivers)):
+            return not any(map(self.frames.owes, self.member_links.linked()))
+        if any(map(self.frames.owes, self._neighbors.receivers)):
             return False
-        if self._equality is not None and self._equality.awaits_the_last_words:
+        if self.equality is not None and self.equality.awaits_the_last_words:
             return False
         return self._evaluations.finished() >= set(self.members) or self._neighbors.all_have_left
 
@@ -388,7 +387,7 @@ class RoundLoop:
     @property
     def members(self) -> Collection[int]:
         """Participants of the coming round, or of the one under way."""
-        return self._member_links.members
+        return self.member_links.members
 
     def model(self) -> FloatArray:
         """Return z, for a look at it in the worker thread, between rounds."""
@@ -417,10 +416,10 @@ class RoundLoop:
                 for change in self.participant.membership.coming_changes
             ],
             **self._rejoined(),
-            "set_back": None if self._progress is None else self._progress.sentence,
-            "suspects": [] if self._loss_watch is None else self._loss_watch.figures(),
+            "set_back": None if self.progress is None else self.progress.sentence,
+            "suspects": [] if self.loss_watch is None else self.loss_watch.figures(),
             "waiting_for": [self._roster.name(peer) for peer in self.participant.session.waiting_for],
-            **({} if self._equality is None else self._equality.figures()),
+            **({} if self.equality is None else self.equality.figures()),
             **({} if self._limits is None else {"limits": self._limits.figures()}),
         }
 
@@ -434,7 +433,7 @@ class RoundLoop:
         """Return the same for the link to one neighbour."""
         deadlines = self.participant.session.late_neighbors.deadlines
         return {
-            "unacknowledged_bytes": self._frames.backlog_bytes(peer),
+            "unacknowledged_bytes": self.frames.backlog_bytes(peer),
             "lateness_s": None if deadlines is None else deadlines.lateness_s(peer),
             "late_after_s": None if deadlines is None else deadlines.after_s(peer),
             "left_out": peer in self.durable.left_out,

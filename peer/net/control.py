@@ -12,6 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -41,21 +42,20 @@ _CALLS_OF_A_MEMBER = {"rate": 10.0, "burst": 100.0}
 """Calls of one member with a certificate, a second and at once. Each takes a millisecond or two of this process."""
 
 
+@dataclass(kw_only=True)
 class ControlService:
     """Answers control calls."""
 
-    def __init__(
-        self,
-        *,
-        admission: Admission,
-        links: Links,
-        revocations: RevocationWatch | None,
-        handshake: Handshake,
-        dial_timeout_s: float,
-    ) -> None:
-        self._admission, self._links, self._revocations = admission, links, revocations
-        self._handshake, self._hello, self._access = handshake, handshake.info, handshake.access
-        self._probe_timeout_s = min(dial_timeout_s, _PROBE_TIMEOUT_S)
+    admission: Admission
+    links: Links
+    revocations: RevocationWatch | None
+    handshake: Handshake
+    dial_timeout_s: float
+
+    def __post_init__(self) -> None:
+        """Let each caller ask a few times at once."""
+        self._hello, self._access = self.handshake.info, self.handshake.access
+        self._probe_timeout_s = min(self.dial_timeout_s, _PROBE_TIMEOUT_S)
         self._probes = Allowance(rate=1.0, burst=10.0, now=0.0)
         self._calls = Allowances(**_CALLS_OF_A_MEMBER)
 
@@ -68,10 +68,10 @@ class ControlService:
     async def _answer(self, verb: str, caller: Caller, request: bytes) -> bytes:
         """Return the response to a call. Raises CallRefused."""
         try:
-            self._admission.check_control(verb, caller)
+            self.admission.check_control(verb, caller)
             # Now: the list that a call brings may revoke its caller.
-            verifier = self._admission.account(caller)
-            if not self._admission.is_trusted(caller) and not self._calls.spend(verifier, _now()):
+            verifier = self.admission.account(caller)
+            if not self.admission.is_trusted(caller) and not self._calls.spend(verifier, _now()):
                 raise CallRefused(Status.FAILED_PRECONDITION, f"{quote(verifier)} calls too often; try again later")
         except SecurityError as error:
             raise CallRefused(Status.PERMISSION_DENIED, str(error)) from None
@@ -82,12 +82,12 @@ class ControlService:
             elif verb == "probe":
                 result = await self.probe(arguments.get("index"), caller)
             else:
-                result = await self._links.handler.control(verb, arguments, verifier)
+                result = await self.links.handler.control(verb, arguments, verifier)
             response = control_pb2.ControlResponse(result=json.dumps(result))
         except SottoError as error:
             raise CallRefused(Status.FAILED_PRECONDITION, str(error)) from None
         except Exception as error:  # The arguments, or what they ask of, are the caller's; the process goes on.
-            self._links.blame_caller(caller.address, error)
+            self.links.blame_caller(caller.address, error)
             raise CallRefused(Status.FAILED_PRECONDITION, _CANNOT_ANSWER) from None
         if isinstance(self._access, Credentials) and len(challenge) == CHALLENGE_BYTES:
             answer = response.result.encode()
@@ -95,12 +95,12 @@ class ControlService:
         return response.SerializeToString()
 
     def _take_revocations(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        if self._revocations is None:
+        if self.revocations is None:
             raise SecurityError('certificates are revoked with security.mode = "mtls" only')
         pem = arguments.get("list")
         if not isinstance(pem, str) or not pem.isascii():
             raise SecurityError("the call holds no list of revoked certificates; `sotto admin revoke` sends one")
-        return self._revocations.take(pem.encode())
+        return self.revocations.take(pem.encode())
 
     async def probe(self, index: object, caller: Caller) -> dict[str, Any]:
         """Return how this peer sees a neighbour, and whether it can connect to the address that it knows of it.
@@ -110,7 +110,7 @@ class ControlService:
         answer: dict[str, Any] = {
             "name": self._hello.name,
             "software": self._hello.software,
-            "protocol": [self._handshake.needed_protocol(), PROTOCOL_MAX],
+            "protocol": [self.handshake.needed_protocol(), PROTOCOL_MAX],
             "time": time.time(),
             "seen_as": caller.address,
             "job": self._hello.run_digest,
@@ -118,11 +118,11 @@ class ControlService:
             "settings": told_settings(self._hello.settings),
             "neighbor": None,
         }
-        neighbor = self._links.neighbors.get(index) if isinstance(index, int) else None
+        neighbor = self.links.neighbors.get(index) if isinstance(index, int) else None
         if neighbor is None:
             return answer
-        is_up = self._links.connection(neighbor.index) is not None
-        problem = self._links.refusals.get(neighbor.index) or self._links.problems.get(neighbor.index)
+        is_up = self.links.connection(neighbor.index) is not None
+        problem = self.links.refusals.get(neighbor.index) or self.links.problems.get(neighbor.index)
         answer |= {
             "neighbor": neighbor.name,
             "link": is_up,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from peer.errors import HandshakeRefused, PeerUnreachable, RemoteError, RemoteProtocolError
 from peer.foreign_text import printable
@@ -32,26 +33,20 @@ _STABLE_S = 5.0
 """A connection that lived this long starts the back-off anew."""
 
 
+@dataclass(kw_only=True)
 class Dialler:
     """Opens this peer's share of the streams to its neighbours."""
 
-    def __init__(
-        self,
-        *,
-        links: Links,
-        handshake: Handshake,
-        tunnels: Tunnels,
-        channel_options: Options,
-        dial_timeout_s: float,
-        backoff_max_s: float,
-        is_closing: Callable[[], bool],
-    ) -> None:
-        """`tunnels` lead to neighbours beyond a relay; once `is_closing()` no connection is put into use."""
-        self._links, self._handshake = links, handshake
-        self._tunnels, self._channel_options = tunnels, channel_options
-        self._dial_timeout_s, self._backoff_max_s = dial_timeout_s, backoff_max_s
-        self._is_closing = is_closing
-        self._jitter = random.Random()
+    links: Links
+    handshake: Handshake
+    tunnels: Tunnels
+    """They lead to neighbours beyond a relay."""
+    channel_options: Options
+    dial_timeout_s: float
+    backoff_max_s: float
+    is_closing: Callable[[], bool]
+    """Once this is so, no connection is put into use."""
+    _jitter: random.Random = field(default_factory=random.Random, init=False)
 
     async def keep_up(self, neighbor: Neighbor, *, is_calling: bool = False) -> None:
         """Keep up the link to a neighbour until the transport closes or the neighbour is removed.
@@ -63,13 +58,13 @@ class Dialler:
         """
         loop = asyncio.get_running_loop()
         at_once = neighbor.dial and not is_calling
-        pause_s, wait_s = _BACKOFF_FIRST_S, 0.0 if at_once else min(_HEAD_START_S, self._dial_timeout_s)
-        while not self._is_closing() and self._links.holds(neighbor):
-            if self._links.connection(neighbor.index) is not None:
+        pause_s, wait_s = _BACKOFF_FIRST_S, 0.0 if at_once else min(_HEAD_START_S, self.dial_timeout_s)
+        while not self.is_closing() and self.links.holds(neighbor):
+            if self.links.connection(neighbor.index) is not None:
                 begin = loop.time()
-                await self._links.wait_down(neighbor.index)
+                await self.links.wait_down(neighbor.index)
                 pause_s = _BACKOFF_FIRST_S if loop.time() - begin >= _STABLE_S else pause_s
-                wait_s = 0.0 if neighbor.dial else self._dial_timeout_s
+                wait_s = 0.0 if neighbor.dial else self.dial_timeout_s
                 continue
             if wait_s:
                 await asyncio.sleep(wait_s * self._jitter.uniform(1.0, 1.5))
@@ -79,19 +74,19 @@ class Dialler:
                 connection = await self._dial(neighbor)
             except HandshakeRefused as error:
                 # Only a person can mend this; once it is mended the link should come up by itself.
-                self._links.note_refusal(neighbor, error.problem)
+                self.links.note_refusal(neighbor, error.problem)
                 pause_s = max(pause_s, _REFUSED_PAUSE_S)
             except RemoteProtocolError as error:
-                self._links.blame(neighbor.index, error)
+                self.links.blame(neighbor.index, error)
             except RemoteError as error:
-                self._links.note_problem(neighbor, error.problem)
+                self.links.note_problem(neighbor, error.problem)
             else:
                 if connection is not None:
                     begin = loop.time()
                     await connection.run()
                     if loop.time() - begin >= _STABLE_S:
                         pause_s = _BACKOFF_FIRST_S
-            pause_s = min(pause_s, self._backoff_max_s)
+            pause_s = min(pause_s, self.backoff_max_s)
             await asyncio.sleep(pause_s * self._jitter.uniform(0.5, 1.0))
             pause_s *= 2
 
@@ -99,21 +94,21 @@ class Dialler:
         """Return a new connection; None if another stream of the pair is better. Raises RemoteError."""
         older = {each.local for each in tcp_info.connections()}
         address = await self._address_of(neighbor)
-        channel = Channel(address, neighbor.name, self._handshake.access, self._channel_options)
+        channel = Channel(address, neighbor.name, self.handshake.access, self.channel_options)
         stream = channel.stream(PEER_SERVICE, "Exchange")
         connection = None
         try:
             connection = await self._greet(stream, neighbor, older)
         except TimeoutError:
             raise PeerUnreachable(
-                f"{neighbor.name} at {neighbor.place} did not answer within {self._dial_timeout_s:g} s"
+                f"{neighbor.name} at {neighbor.place} did not answer within {self.dial_timeout_s:g} s"
             ) from None
         except StreamLost as error:
             raise PeerUnreachable(self._why_lost(error, neighbor)) from None
         except RemoteError:
             raise
         except Exception as error:  # Raised for what the neighbour answered.
-            self._links.blame(neighbor.index, error)
+            self.links.blame(neighbor.index, error)
         finally:
             if connection is None:
                 await stream.abandon()
@@ -121,10 +116,10 @@ class Dialler:
 
     async def _greet(self, stream: DialledStream, neighbor: Neighbor, older: set[tuple[str, int]]) -> Connection | None:
         """Exchange hellos and put the connection into use. Raises RemoteError, TimeoutError, StreamLost."""
-        challenge = self._handshake.challenge()
-        async with asyncio.timeout(self._dial_timeout_s):
-            received = self._links.handler.last_received(neighbor.index)
-            await stream.write(self._handshake.hello(neighbor, received=received, challenge=challenge))
+        challenge = self.handshake.challenge()
+        async with asyncio.timeout(self.dial_timeout_s):
+            received = self.links.handler.last_received(neighbor.index)
+            await stream.write(self.handshake.hello(neighbor, received=received, challenge=challenge))
             first = await stream.read()
         if first is None:
             raise PeerUnreachable(f"{neighbor.name} at {neighbor.place} closed the connection without an answer")
@@ -136,17 +131,17 @@ class Dialler:
             raise HandshakeRefused(f"{neighbor.name} at {neighbor.place} refuses us: {printable(close.reason)}")
         # From here on nothing is awaited before the connection is in use: the checks stay valid.
         try:
-            terms, identity = self._handshake.read_answer(first, neighbor, challenge)
-            stays = not self._is_closing() and self._links.holds(neighbor)
-            stays = stays and self._links.give_way(neighbor, terms, dialled=True)
+            terms, identity = self.handshake.read_answer(first, neighbor, challenge)
+            stays = not self.is_closing() and self.links.holds(neighbor)
+            stays = stays and self.links.give_way(neighbor, terms, dialled=True)
         except RemoteError as error:
             await _part(stream, pb.Close.REFUSED, error.problem)
             raise
         if not stays:
             await _part(stream, pb.Close.SUPERSEDED, "the stream in the other direction stays")
             return None
-        self._links.new_generation(neighbor.index)
-        return self._links.open(self._opened(stream, neighbor, terms, identity, received, older))
+        self.links.new_generation(neighbor.index)
+        return self.links.open(self._opened(stream, neighbor, terms, identity, received, older))
 
     def _opened(
         self,
@@ -170,19 +165,19 @@ class Dialler:
     async def _address_of(self, neighbor: Neighbor) -> str:
         """Return the target for gRPC to dial. Raises PeerUnreachable."""
         if neighbor.relay is not None:
-            return await self._tunnels.address_of(neighbor.name, neighbor.relay)
+            return await self.tunnels.address_of(neighbor.name, neighbor.relay)
         assert neighbor.address is not None
         return neighbor.address
 
     def _why_lost(self, error: StreamLost, neighbor: Neighbor) -> str:
-        if neighbor.relay is not None and (trouble := self._tunnels.trouble.get(neighbor.name)):
+        if neighbor.relay is not None and (trouble := self.tunnels.trouble.get(neighbor.name)):
             return f"{neighbor.name} cannot be reached: {trouble}"
         return why_unreachable(
             error,
             name=neighbor.name,
             place=neighbor.place,
             address=neighbor.address,
-            encrypted=self._handshake.access is not None,
+            encrypted=self.handshake.access is not None,
         )
 
 

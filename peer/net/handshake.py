@@ -58,24 +58,23 @@ class OpenedStream:
     """The socket under the stream; None where unknown."""
 
 
+@dataclass(kw_only=True)
 class Handshake:
     """The contents of this process's hellos, and its demands on those of others."""
 
-    def __init__(
-        self,
-        *,
-        me: int,
-        info: HelloInfo,
-        access: Access | None,
-        limits: LinkLimits,
-        heartbeat_s: float,
-        needed_protocol: Callable[[], int] = lambda: PROTOCOL_MIN,
-        progress: Progress | None = None,
-    ) -> None:
-        """`needed_protocol()`: the lowest version that serves the run by now."""
-        self.me, self.info, self.access, self.needed_protocol = me, info, access, needed_protocol
-        self._progress, self._limits, self._heartbeat_s = progress or NoProgress(), limits, heartbeat_s
-        self._credentials = access if isinstance(access, Credentials) else None
+    me: int
+    info: HelloInfo
+    access: Access | None
+    limits: LinkLimits
+    heartbeat_s: float
+    needed_protocol: Callable[[], int] = lambda: PROTOCOL_MIN
+    """Returns the lowest version that serves the run by now."""
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        """Draw the nonce of this process."""
+        self._progress = self.progress or NoProgress()
+        self._credentials = self.access if isinstance(self.access, Credentials) else None
         self._nonce = secrets.randbits(64)
 
     def read_hello(self, first: bytes) -> pb.Hello:
@@ -162,9 +161,9 @@ class Handshake:
             name=info.name,
             nonce=self._nonce,
             received=received,
-            window_bytes=self._limits.window_bytes,
-            chunk_bytes=self._limits.chunk_bytes,
-            heartbeat_ms=max(1, round(self._heartbeat_s * 1000)),
+            window_bytes=self.limits.window_bytes,
+            chunk_bytes=self.limits.chunk_bytes,
+            heartbeat_ms=max(1, round(self.heartbeat_s * 1000)),
             software=info.software,
             seen_as=seen_as,
             challenge=challenge,

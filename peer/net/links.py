@@ -75,33 +75,29 @@ class _Link:
     """Latest known differences of its buffers, and of its packages and processor, from ours."""
 
 
+@dataclass(kw_only=True)
 class Links:
     """The links of one peer, up or down."""
 
-    def __init__(
-        self,
-        *,
-        me: int,
-        limits: LinkLimits,
-        heartbeat_s: float,
-        relayed: Callable[[int], tuple[int, int] | None],
-        handler: Handler,
-        revocations: Callable[[], bytes],
-        take_revocations: Callable[[int, bytes], None],
-        tasks: Tasks,
-    ) -> None:
-        """`relayed(peer)` returns the bytes to and from a neighbour through a relay, `revocations()` the revocation
-        list that each new connection begins with (empty for none); `take_revocations` is as for Connection."""
-        self.refusals: dict[int, str] = {}
-        """Neighbours whose hello does not match ours, with the sentence; until a link to them comes up."""
-        self.problems: dict[int, str] = {}
-        """Neighbours without a link, with the latest obstacle."""
-        self.offences, self.log = Offences(), LinkLog()
-        self._me, self._limits, self._heartbeat_s, self._relayed = me, limits, heartbeat_s, relayed
-        self.handler, self._tasks = handler, tasks
-        self._revocations, self._take_revocations = revocations, take_revocations
-        self._neighbors: dict[int, Neighbor] = {}
-        self._links: dict[int, _Link] = {}
+    me: int
+    limits: LinkLimits
+    heartbeat_s: float
+    relayed: Callable[[int], tuple[int, int] | None]
+    """Returns the bytes to and from a neighbour through a relay."""
+    handler: Handler
+    revocations: Callable[[], bytes]
+    """Returns the revocation list that each new connection begins with; empty for none."""
+    take_revocations: Callable[[int, bytes], None]
+    """As for Connection."""
+    tasks: Tasks
+    refusals: dict[int, str] = field(default_factory=dict, init=False)
+    """Neighbours whose hello does not match ours, with the sentence; until a link to them comes up."""
+    problems: dict[int, str] = field(default_factory=dict, init=False)
+    """Neighbours without a link, with the latest obstacle."""
+    offences: Offences = field(default_factory=Offences, init=False)
+    log: LinkLog = field(default_factory=lambda: LinkLog(), init=False)
+    _neighbors: dict[int, Neighbor] = field(default_factory=dict, init=False)
+    _links: dict[int, _Link] = field(default_factory=dict, init=False)
 
     # -- neighbours --
 
@@ -112,7 +108,7 @@ class Links:
 
     def add(self, neighbor: Neighbor) -> None:
         """Take up a neighbour, or see it in another way."""
-        if neighbor.index == self._me:
+        if neighbor.index == self.me:
             raise LocalProtocolError("a peer is not its own neighbour")
         self._neighbors[neighbor.index] = neighbor
         self._links.setdefault(neighbor.index, _Link()).highest_sent = 0
@@ -184,7 +180,7 @@ class Links:
             return True
         if old.nonce != terms.nonce:
             link.replaced.append(old.nonce)
-        elif old.dialled != dialled and old.dialled == (self._me < neighbor.index):
+        elif old.dialled != dialled and old.dialled == (self.me < neighbor.index):
             return False
         old.end(pb.Close.SUPERSEDED, "a newer stream of the same pair took over")
         old.detach("a newer connection took over")
@@ -197,14 +193,14 @@ class Links:
         link.pace = link.pace or new_pace(asyncio.get_running_loop().time())
         connection = Connection(
             opened,
-            limits=self._limits,
-            heartbeat_s=self._heartbeat_s,
-            relayed=lambda: self._relayed(peer),
+            limits=self.limits,
+            heartbeat_s=self.heartbeat_s,
+            relayed=lambda: self.relayed(peer),
             handler=self.handler,
-            take_revocations=self._take_revocations,
+            take_revocations=self.take_revocations,
             blame=self.blame,
             on_detach=self._went_down,
-            tasks=self._tasks,
+            tasks=self.tasks,
             pace=link.pace,
         )
         nonce, confirmed = link.confirmed
@@ -218,7 +214,7 @@ class Links:
         self.problems.pop(peer, None)
         self.log.write(log, logging.INFO, peer, "link to %s is up", opened.neighbor.name)
         self._name_differences(link, opened)
-        if pem := self._revocations():
+        if pem := self.revocations():
             connection.send_revocations(pem)
         try:
             for seq, frame in self.handler.link_up(peer, connection.remote_has):

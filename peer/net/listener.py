@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from peer.errors import (
     HandshakeRefused,
@@ -49,33 +50,29 @@ _MAX_CONTROL_CALLS = 32
 _MAX_RELAY_STREAMS = 256
 
 
+@dataclass(kw_only=True)
 class Listener:
     """Serves the streams that callers open."""
 
-    def __init__(
-        self,
-        *,
-        links: Links,
-        handshake: Handshake,
-        admission: Admission,
-        tasks: Tasks,
-        dial_timeout_s: float,
-        hear: Callable[[int, str], Neighbor | None] | None,
-        device_of: Callable[[int], int],
-        add_neighbor: Callable[[Neighbor], None],
-        is_closing: Callable[[], bool],
-    ) -> None:
-        """`hear` and `device_of` are as for Transport, which `add_neighbor` belongs to; once `is_closing()` everybody
-        is sent away."""
-        self._links, self._handshake, self._admission = links, handshake, admission
-        self._tasks, self._dial_timeout_s = tasks, dial_timeout_s
-        self._hear, self._add_neighbor, self._is_closing = hear, add_neighbor, is_closing
-        self._device_of = device_of
-        self._greetings: dict[str, int] = {}
-        """Streams that wait for a hello, by who opened them."""
-        self._hellos: dict[int, Allowance] = {}
-        self._offences_paid: dict[int, int] = {}
-        self._complaints = Complaints(per_minute=_COMPLAINTS_PER_MINUTE, now=0.0)
+    links: Links
+    handshake: Handshake
+    admission: Admission
+    tasks: Tasks
+    dial_timeout_s: float
+    hear: Callable[[int, str], Neighbor | None] | None
+    """As for Transport, and so is the next."""
+    device_of: Callable[[int], int]
+    add_neighbor: Callable[[Neighbor], None]
+    """That of Transport."""
+    is_closing: Callable[[], bool]
+    """Once this is so, everybody is sent away."""
+    _greetings: dict[str, int] = field(default_factory=dict, init=False)
+    """Streams that wait for a hello, by who opened them."""
+    _hellos: dict[int, Allowance] = field(default_factory=dict, init=False)
+    _offences_paid: dict[int, int] = field(default_factory=dict, init=False)
+    _complaints: Complaints = field(
+        default_factory=lambda: Complaints(per_minute=_COMPLAINTS_PER_MINUTE, now=0.0), init=False
+    )
 
     async def exchange(self, stream: ServedStream) -> None:
         """Serve one stream, from the hello to the end."""
@@ -85,14 +82,14 @@ class Listener:
         except StreamLost as error:
             self._complain("a caller at %s went away: %s", stream.caller.address, error)
         except Exception as error:
-            self._tasks.fail(error)
+            self.tasks.fail(error)
             raise
 
     async def _admit(self, stream: ServedStream) -> Connection | None:
         """Return the connection of a caller that is a neighbour; None for any other, which was told why."""
         caller = stream.caller
         try:
-            if self._is_closing():
+            if self.is_closing():
                 await _part(stream, pb.Close.GOODBYE, "this peer is about to end")
             elif (refusal := self._refusal(caller)) is not None:
                 self._complain("refused a caller at %s: %s", caller.address, refusal)
@@ -106,18 +103,18 @@ class Listener:
         except SottoError as error:
             self._complain("a caller at %s was turned away: %s", caller.address, error)
         except Exception as error:  # Raised for what the caller showed or said.
-            self._links.blame_caller(caller.address, error)
+            self.links.blame_caller(caller.address, error)
         return None
 
     def _refusal(self, caller: Caller) -> str | None:
         """Return why a caller is sent away before it has said a word; None if it may speak."""
         try:
-            self._admission.check_stream(caller)
+            self.admission.check_stream(caller)
         except SecurityError as error:
             return str(error)
         # Without certificates one address may stand for a machine with many peers.
-        most_each = _MAX_GREETINGS_EACH if self._admission.is_certified else _MAX_GREETINGS // 2
-        own = self._greetings.get(self._admission.account(caller), 0)
+        most_each = _MAX_GREETINGS_EACH if self.admission.is_certified else _MAX_GREETINGS // 2
+        own = self._greetings.get(self.admission.account(caller), 0)
         if own >= most_each or sum(self._greetings.values()) >= _MAX_GREETINGS:
             return "too many connections wait for their hello"
         return None
@@ -125,7 +122,7 @@ class Listener:
     @contextlib.contextmanager
     def _greeting(self, caller: Caller) -> Iterator[None]:
         """Count a stream among those that wait for a hello."""
-        account = self._admission.account(caller)
+        account = self.admission.account(caller)
         self._greetings[account] = self._greetings.get(account, 0) + 1
         try:
             yield
@@ -140,21 +137,21 @@ class Listener:
         first: bytes | None = None
         try:
             # Also our answer has to be taken in this time: a caller that reads nothing would keep its place for ever.
-            async with asyncio.timeout(self._dial_timeout_s):
+            async with asyncio.timeout(self.dial_timeout_s):
                 if (first := await stream.read()) is None:
                     return None
-                hello = self._handshake.read_hello(first)
+                hello = self.handshake.read_hello(first)
                 neighbor = self._neighbor_of(hello, self._identity(stream.caller))
                 return await self._welcome(stream, neighbor, hello)
         except TimeoutError:
             what = "no hello came" if first is None else "our hello was not taken"
-            await _part(stream, pb.Close.REFUSED, f"{what} within {self._dial_timeout_s:g} s")
+            await _part(stream, pb.Close.REFUSED, f"{what} within {self.dial_timeout_s:g} s")
         except RemoteError as error:
             kind = pb.Close.VIOLATION if isinstance(error, RemoteProtocolError) else pb.Close.REFUSED
             if neighbor is not None and isinstance(error, StateBehind):
-                self._links.note_problem(neighbor, error.problem)
-            elif neighbor is not None and self._links.connection(neighbor.index) is None:
-                self._links.note_refusal(neighbor, error.problem)
+                self.links.note_problem(neighbor, error.problem)
+            elif neighbor is not None and self.links.connection(neighbor.index) is None:
+                self.links.note_refusal(neighbor, error.problem)
             else:
                 self._complain("refused a caller at %s: %s", stream.caller.address, error.problem)
             await _part(stream, kind, error.problem)
@@ -163,12 +160,12 @@ class Listener:
         except Exception as error:
             if neighbor is None:
                 raise
-            self._links.blame(neighbor.index, error)
+            self.links.blame(neighbor.index, error)
         return None
 
     def _neighbor_of(self, hello: pb.Hello, identity: Identity | None) -> Neighbor:
         """Return which neighbour says hello. Raises HandshakeRefused if none does, or it does so too often."""
-        neighbor = self._links.neighbors.get(hello.index)
+        neighbor = self.links.neighbors.get(hello.index)
         if neighbor is None:
             neighbor = self._newcomer(hello, identity)
         else:
@@ -182,7 +179,7 @@ class Listener:
 
     def _may_greet(self, peer: int) -> bool:
         """Return whether a neighbour can pay for a hello, and for its offences since the last one; then it has."""
-        now, offences = asyncio.get_running_loop().time(), self._links.offences.count(peer)
+        now, offences = asyncio.get_running_loop().time(), self.links.offences.count(peer)
         unpaid = offences - self._offences_paid.get(peer, 0)
         cost = 1 + min(_HELLOS_PER_OFFENCE * unpaid, _HELLOS["burst"] / 2)
         if not self._hellos.setdefault(peer, Allowance(**_HELLOS, now=now)).spend(cost, now):
@@ -193,42 +190,42 @@ class Listener:
     def _newcomer(self, hello: pb.Hello, identity: Identity | None) -> Neighbor:
         """Return how a caller is seen that was no neighbour until now. Raises HandshakeRefused."""
         neighbor = None
-        if self._hear is not None:
+        if self.hear is not None:
             name, index = (None, None) if identity is None else (identity.name, identity.index)
-            expected = hello.index if index in (None, self._device_of(hello.index)) else index
+            expected = hello.index if index in (None, self.device_of(hello.index)) else index
             assert expected is not None
             check_identity(hello, expected_name=hello.name, certified_name=name, expected_index=expected)
-            self._handshake.terms(hello)
-            neighbor = self._hear(hello.index, hello.name)
+            self.handshake.terms(hello)
+            neighbor = self.hear(hello.index, hello.name)
         if neighbor is None:
             raise HandshakeRefused(
-                f"peer {hello.index}, {quote(hello.name)}, is no neighbour of peer {self._handshake.me}, "
-                f"{quote(self._handshake.info.name)}; compare the graph and the lists of peers"
+                f"peer {hello.index}, {quote(hello.name)}, is no neighbour of peer {self.handshake.me}, "
+                f"{quote(self.handshake.info.name)}; compare the graph and the lists of peers"
             )
-        self._add_neighbor(neighbor)
+        self.add_neighbor(neighbor)
         return neighbor
 
     async def _welcome(self, stream: ServedStream, neighbor: Neighbor, hello: pb.Hello) -> Connection | None:
         """Answer a hello that matches; return the connection, unless another stream of the pair is better."""
         peer, caller = neighbor.index, stream.caller
-        terms, received = self._handshake.terms(hello), self._links.handler.last_received(peer)
+        terms, received = self.handshake.terms(hello), self.links.handler.last_received(peer)
         try:
-            self._handshake.judge_progress(hello, neighbor)
+            self.handshake.judge_progress(hello, neighbor)
         except StateBehind:
             # With what is shown in it, that peer sees it, too. Nor does it take the place of another process of its.
-            await stream.write(self._handshake.answer(hello, neighbor, received=received, seen_as=caller.address))
+            await stream.write(self.handshake.answer(hello, neighbor, received=received, seen_as=caller.address))
             raise
-        if not self._links.give_way(neighbor, terms, dialled=False):
+        if not self.links.give_way(neighbor, terms, dialled=False):
             await _part(stream, pb.Close.SUPERSEDED, "the stream in the other direction stays")
             return None
-        generation = self._links.new_generation(peer)
-        await stream.write(self._handshake.answer(hello, neighbor, received=received, seen_as=caller.address))
+        generation = self.links.new_generation(peer)
+        await stream.write(self.handshake.answer(hello, neighbor, received=received, seen_as=caller.address))
         # While that was written, another stream may have come this far, and the neighbour may have been removed (both
         # begin a new generation) or its certificate revoked.
-        if generation != self._links.generation(peer) or self._is_closing():
+        if generation != self.links.generation(peer) or self.is_closing():
             await _part(stream, pb.Close.SUPERSEDED, "a newer stream took over")
             return None
-        return self._links.open(
+        return self.links.open(
             OpenedStream(
                 neighbor=neighbor,
                 stream=stream,
@@ -243,7 +240,7 @@ class Listener:
     def _identity(self, caller: Caller) -> Identity | None:
         """Return whose certificate a caller showed. Raises HandshakeRefused if it was revoked."""
         try:
-            return self._admission.identity(caller)
+            return self.admission.identity(caller)
         except SecurityError as error:
             raise HandshakeRefused(str(error)) from None
 

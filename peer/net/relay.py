@@ -84,29 +84,26 @@ class _End:
     """Set once a caller was told that it is connected. It takes no data before."""
 
 
+@dataclass(kw_only=True)
 class RelayService:
     """Serves the two ends of relayed connections."""
 
-    def __init__(
-        self,
-        *,
-        identify: Callable[[Caller, str], str],
-        account: Callable[[Caller], str],
-        kbytes_per_s: float,
-        idle_s: float,
-        blame: Callable[[str, Exception], None],
-    ) -> None:
-        """`identify(caller, claimed)` returns the name of the member that opened a stream, `account(caller)` the key
-        for counting it before it gave a name; both raise SottoError.
+    identify: Callable[[Caller, str], str]
+    """Maps a caller and the name that it claims to that of the member that opened a stream. Raises SottoError."""
+    account: Callable[[Caller], str]
+    """Returns the key for counting a caller before it gave a name. Raises SottoError."""
+    kbytes_per_s: float
+    """Bound of all that is carried, in units of 1000 bytes, both ways together; 0 relays for nobody."""
+    idle_s: float
+    """An end that neither sends nor takes anything for so long is gone."""
+    blame: Callable[[str, Exception], None]
+    """`Links.blame_caller`."""
 
-        `kbytes_per_s` (units of 1000 bytes) bounds all that is carried, both ways together; 0 relays for nobody. An end
-        that neither sends nor takes anything for `idle_s` is gone. `blame` is `Links.blame_caller`.
-        """
+    def __post_init__(self) -> None:
+        """Begin with nothing to carry."""
         self.carried: dict[tuple[str, str], int] = {}
         """(sender, receiver) → bytes."""
-        self._identify, self._account, self._blame = identify, account, blame
-        self._kbytes_per_s, self._idle_s = kbytes_per_s, idle_s
-        rate = max(1.0, 1000.0 * kbytes_per_s)
+        rate = max(1.0, 1000.0 * self.kbytes_per_s)
         self._allowance = Allowance(rate=rate, burst=rate * _BURST_S, now=0.0)
         self._waiting: dict[str, deque[_End]] = {}
         self._open: dict[asyncio.Task[None], tuple[Caller, str]] = {}
@@ -130,7 +127,7 @@ class RelayService:
             try:
                 await serve(served)
             except Exception as error:
-                self._blame(served.caller.address, error)
+                self.blame(served.caller.address, error)
 
         return guarded
 
@@ -145,7 +142,7 @@ class RelayService:
             return
         for task, (caller, name) in list(self._open.items()):
             try:
-                self._identify(caller, name)
+                self.identify(caller, name)
             except SottoError as error:
                 log.warning("relaying for %r ends: %s", name, error)
                 task.cancel()
@@ -240,14 +237,14 @@ class RelayService:
     async def _first(self, stream: PieceStream, caller: Caller) -> Piece | None:
         """Return the first piece of a member's stream; None if it was sent away."""
         try:
-            with self._waiting_for_a_name(self._account(caller)):
+            with self._waiting_for_a_name(self.account(caller)):
                 async with asyncio.timeout(_FIRST_PIECE_S):
                     first = await stream.read()
             if first is None:
                 return None
-            if not self._kbytes_per_s:
+            if not self.kbytes_per_s:
                 raise PeerUnreachable("this peer relays for nobody (transport.relay_kbytes_per_s is 0)")
-            self._identify(caller, first.sender)
+            self.identify(caller, first.sender)
         except (StreamLost, TimeoutError):
             return None
         except SottoError as error:
@@ -289,7 +286,7 @@ class RelayService:
 
     async def _next(self, end: _End) -> Piece | None:
         """Return an end's next piece. Raises TimeoutError if that takes too long: a live one has heartbeats."""
-        async with asyncio.timeout(self._idle_s):
+        async with asyncio.timeout(self.idle_s):
             piece = await end.stream.read()
         if piece is not None and not piece.data:
             await asyncio.sleep(end.signs.wait_s(1, asyncio.get_running_loop().time()))
@@ -297,7 +294,7 @@ class RelayService:
 
     async def _write(self, end: _End, piece: Piece) -> None:
         """Send a piece to an end. Raises TimeoutError if it takes nothing."""
-        async with asyncio.timeout(self._idle_s):
+        async with asyncio.timeout(self.idle_s):
             await end.stream.write(piece)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from peer.errors import RemoteProtocolError, SecurityError
@@ -27,22 +28,19 @@ _LISTS = {"rate": 0.2, "burst": 10.0}
 honest one passes on only lists newer than all it had."""
 
 
+@dataclass
 class RevocationWatch:
     """Keeps up with the revocation list of a run."""
 
-    def __init__(
-        self,
-        revoked: RevocationList,
-        *,
-        own: Callable[[], Identity],
-        links: Links,
-        on_news: Callable[[], None],
-        tasks: Tasks,
-    ) -> None:
-        """`own()` returns this peer's certificate; `on_news()` is called when a newer list was carried out."""
-        self._own, self._revoked = own, revoked
-        self._links, self._on_news, self._tasks = links, on_news, tasks
-        self._lists = Allowances(**_LISTS)
+    revoked: RevocationList
+    _: KW_ONLY
+    own: Callable[[], Identity]
+    """Returns this peer's certificate."""
+    links: Links
+    on_news: Callable[[], None]
+    """Called when a newer list was carried out."""
+    tasks: Tasks
+    _lists: Allowances = field(default_factory=lambda: Allowances(**_LISTS), init=False)
 
     async def watch_file(self) -> None:
         """Look at the file from time to time: `sotto admin revoke`, or a person, may have put a newer list there."""
@@ -51,8 +49,8 @@ class RevocationWatch:
             try:
                 # Only the file is read in another thread. Its contents are adopted here, so that no list which a
                 # neighbour brings at the same time can be replaced by an older one.
-                data = await asyncio.get_running_loop().run_in_executor(None, self._revoked.read_if_changed)
-                if data is not None and self._revoked.adopt(data, str(self._revoked.path)):
+                data = await asyncio.get_running_loop().run_in_executor(None, self.revoked.read_if_changed)
+                if data is not None and self.revoked.adopt(data, str(self.revoked.path)):
                     self._carry_out(source=None)
                 complained = ""
             except SecurityError as error:
@@ -64,7 +62,7 @@ class RevocationWatch:
     def take_note(self, peer: int, pem: bytes) -> None:
         """Take a list that a neighbour passed on; one of too many goes unread. Raises RemoteProtocolError if it is not
         genuine."""
-        if pem == self._revoked.pem or not self._lists.spend(peer, asyncio.get_running_loop().time()):
+        if pem == self.revoked.pem or not self._lists.spend(peer, asyncio.get_running_loop().time()):
             return
         try:
             self.take(pem, source=peer)
@@ -76,36 +74,36 @@ class RevocationWatch:
 
         It is passed on to all neighbours but `source`, which has it.
         """
-        before = self._revoked.number
+        before = self.revoked.number
         try:
-            self._revoked.take(pem)
+            self.revoked.take(pem)
         except SecurityError as error:
-            if self._revoked.number == before:
+            if self.revoked.number == before:
                 raise
             log.error("%s; the list holds until this peer is started again", error)
-        if self._revoked.number > before:
+        if self.revoked.number > before:
             self._carry_out(source)
         return {
-            "number": self._revoked.number,
-            "revoked": len(self._revoked),
-            "news": self._revoked.number > before,
+            "number": self.revoked.number,
+            "revoked": len(self.revoked),
+            "news": self.revoked.number > before,
         }
 
     def _carry_out(self, source: int | None) -> None:
-        log.info("%d certificates are revoked by list %d", len(self._revoked), self._revoked.number)
-        for connection in self._links.connections():
+        log.info("%d certificates are revoked by list %d", len(self.revoked), self.revoked.number)
+        for connection in self.links.connections():
             if connection.identity is not None and (reason := self._why_revoked(connection.identity)) is not None:
                 connection.drop(pb.Close.REFUSED, reason)
-                self._links.note_refusal(connection.neighbor, reason)
+                self.links.note_refusal(connection.neighbor, reason)
             elif connection.neighbor.index != source:
-                connection.send_revocations(self._revoked.pem)
-        self._on_news()
-        if (reason := self._why_revoked(self._own())) is not None:
-            self._tasks.fail(SecurityError(f"{reason}: this peer may no longer take part"))
+                connection.send_revocations(self.revoked.pem)
+        self.on_news()
+        if (reason := self._why_revoked(self.own())) is not None:
+            self.tasks.fail(SecurityError(f"{reason}: this peer may no longer take part"))
 
     def _why_revoked(self, identity: Identity) -> str | None:
         try:
-            self._revoked.check(identity.serial, identity.name)
+            self.revoked.check(identity.serial, identity.name)
         except SecurityError as error:
             return str(error)
         return None

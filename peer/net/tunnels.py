@@ -15,6 +15,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.errors import PeerUnreachable, RemoteError, StateError, remedy
@@ -54,29 +55,25 @@ def make_socket_folder() -> Path:
     raise StateError(f"no folder for the sockets to a relay: {'; '.join(tried)}; set TMPDIR to a short path")
 
 
+@dataclass(kw_only=True)
 class Tunnels:
     """The ends of this peer."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        open_stream: Callable[[RelayAddress, str], DialledStream],
-        tasks: Tasks,
-        heartbeat_s: float,
-        blame: Callable[[str, Exception], None],
-    ) -> None:
-        """`open_stream(relay, method)` opens a stream to a relay, with a channel of its own; `name` is this peer's;
-        `blame` is `Links.blame_caller`."""
-        self.trouble: dict[str, str] = {}
-        """Peer, or relay → why the last attempt to reach it failed."""
-        self._name, self._open_stream = name, open_stream
-        self._tasks, self._heartbeat_s, self._blame = tasks, heartbeat_s, blame
-        self._sent: dict[str, int] = {}
-        self._received: dict[str, int] = {}
-        self._folder: Path | None = None
-        self._numbers = itertools.count()
-        self._servers: dict[tuple[str, RelayAddress], asyncio.Server] = {}
+    name: str
+    """This peer's."""
+    open_stream: Callable[[RelayAddress, str], DialledStream]
+    """Maps a relay and a method to a stream, with a channel of its own."""
+    tasks: Tasks
+    heartbeat_s: float
+    blame: Callable[[str, Exception], None]
+    """`Links.blame_caller`."""
+    trouble: dict[str, str] = field(default_factory=dict, init=False)
+    """Peer, or relay → why the last attempt to reach it failed."""
+    _sent: dict[str, int] = field(default_factory=dict, init=False)
+    _received: dict[str, int] = field(default_factory=dict, init=False)
+    _folder: Path | None = field(default=None, init=False)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count, init=False)
+    _servers: dict[tuple[str, RelayAddress], asyncio.Server] = field(default_factory=dict, init=False)
 
     def carried(self, peer: str) -> tuple[int, int] | None:
         """Return the bytes that went to and came from a peer through a relay; None where none ever did."""
@@ -103,7 +100,7 @@ class Tunnels:
         if (peer, relay) not in self._servers:
             # Tasks of our own: asyncio would report those of a server as failed when they end with this peer.
             def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                self._tasks.spawn(self.call(peer, relay, reader, writer), f"relayed to {peer}")
+                self.tasks.spawn(self.call(peer, relay, reader, writer), f"relayed to {peer}")
 
             # The number is drawn before anything is awaited: neighbours that are dialled at the same time must not
             # take over each other's socket.
@@ -123,7 +120,7 @@ class Tunnels:
         while True:
             await places.acquire()
             taken = asyncio.Event()
-            task = self._tasks.spawn(self.wait_for_caller(relay, taken), f"wait at {relay.name}")
+            task = self.tasks.spawn(self.wait_for_caller(relay, taken), f"wait at {relay.name}")
             task.add_done_callback(lambda _: places.release())
             await taken.wait()
             trouble = self.trouble.get(relay.name, "")
@@ -144,13 +141,13 @@ class Tunnels:
 
     async def wait_for_caller(self, relay: RelayAddress, taken: asyncio.Event) -> None:
         """Wait at a relay until a peer calls, set `taken` then, and carry its bytes to the end."""
-        stream = PieceStream(self._open_stream(relay, "Accept"))
+        stream = PieceStream(self.open_stream(relay, "Accept"))
         beat: asyncio.Task[None] | None = None
         try:
-            await stream.write(Piece(sender=self._name))
+            await stream.write(Piece(sender=self.name))
             beat = asyncio.create_task(self._keep_alive(stream, taken))
             while True:
-                async with asyncio.timeout(3 * self._heartbeat_s):
+                async with asyncio.timeout(3 * self.heartbeat_s):
                     piece = await stream.read()
                 if piece is None or piece.refusal:
                     raise ConnectionError("it ended the stream" if piece is None else piece.refusal)
@@ -164,7 +161,7 @@ class Tunnels:
             await self._pump(stream, reader, writer, piece.peer)
         except Exception as error:
             if not isinstance(error, _LOST):
-                self._blame(relay.address, error)
+                self.blame(relay.address, error)
             if not taken.is_set():
                 self.trouble[relay.name] = _words(error) or "it does not answer"
         finally:
@@ -179,16 +176,16 @@ class Tunnels:
             while not taken.is_set():
                 await stream.write(Piece())
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._heartbeat_s):
+                    async with asyncio.timeout(self.heartbeat_s):
                         await taken.wait()
 
     async def call(
         self, peer: str, relay: RelayAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Call a peer at a relay, and carry the bytes of a connection to the end."""
-        stream = PieceStream(self._open_stream(relay, "Connect"))
+        stream = PieceStream(self.open_stream(relay, "Connect"))
         try:
-            await stream.write(Piece(sender=self._name, peer=peer))
+            await stream.write(Piece(sender=self.name, peer=peer))
             answer = await stream.read()
             if answer is None or not answer.peer:
                 raise ConnectionError("it ended the stream" if answer is None else answer.refusal)
@@ -196,7 +193,7 @@ class Tunnels:
             await self._pump(stream, reader, writer, peer)
         except Exception as error:
             if not isinstance(error, _LOST):
-                self._blame(relay.address, error)
+                self.blame(relay.address, error)
             self.trouble[peer] = f"its relay {relay.name} at {relay.address} could not connect us: {_words(error)}"
         finally:
             writer.transport.abort()

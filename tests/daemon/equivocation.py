@@ -86,7 +86,7 @@ def tells_two_stories(daemon: Daemon, victim: int, rounds: range) -> TwoStories:
     assert isinstance(daemon.loop, RoundLoop)
     lie = TwoStories(daemon.loop.durable, victim, rounds)
     is_over = daemon.loop.durable.told.close
-    equality = daemon.loop._equality
+    equality = daemon.loop.equality
     assert equality is not None
 
     def tell(note: bytes, besides: object = ()) -> None:

@@ -60,7 +60,7 @@ class Peer:
         self.votes = ClassVotes(
             Hearsay(0, voters, statements or Unsigned(), self.neighbors.is_up, self.runtime.now),
             (70, 20, 10),
-            voters=voters,
+            voters=frozenset(voters),
             total_samples=total_samples,
             disk=RealDisk(folder),
             neighbors=self.neighbors,

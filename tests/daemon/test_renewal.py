@@ -55,7 +55,7 @@ async def _renew(devices: Devices) -> None:
     reached = max(devices.participant(peer).round for peer in range(3))
     await devices.until(lambda: all(devices.participant(peer).round > reached + 5 for peer in range(3)))
     # And a statement that is signed with the new key is believed.
-    answer = await devices.daemons[0].loop._requests.announce(ChangeKind.LEAVE, 0)  # type: ignore[attr-defined]
+    answer = await devices.daemons[0].loop.requests.announce(ChangeKind.LEAVE, 0)  # type: ignore[attr-defined]
     assert answer["name"] == "peer-0"
     await devices.until(lambda: devices.members(1) == ["peer-1", "peer-2"])
     await devices.stop(1, 2)

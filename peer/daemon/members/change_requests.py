@@ -47,21 +47,21 @@ class _Request:
     """Both of two contradicting statements that a member signed."""
 
 
+@dataclass
 class ChangeRequests:
     """The requests that wait, and the answers to them."""
 
-    def __init__(
-        self,
-        local: LocalPeer,
-        runtime: Runtime,
-        neighbors: Neighbors,
-        member_links: MemberLinks,
-        durable: DurablePeer,
-        frames: RoundFrames,
-    ) -> None:
-        self._roster, self._num_peers = local.roster, local.setup.num_peers
-        self._runtime, self._neighbors, self._member_links = runtime, neighbors, member_links
-        self._durable, self._frames, self._membership = durable, frames, durable.participant.membership
+    local: LocalPeer
+    runtime: Runtime
+    neighbors: Neighbors
+    member_links: MemberLinks
+    durable: DurablePeer
+    frames: RoundFrames
+
+    def __post_init__(self) -> None:
+        """Begin with no request."""
+        self._roster, self._num_peers = self.local.roster, self.local.setup.num_peers
+        self._membership = self.durable.participant.membership
         self._waiting: deque[_Request] = deque()
 
     def __bool__(self) -> bool:
@@ -86,15 +86,15 @@ class ChangeRequests:
         Raises SottoError with the reason against it."""
         answer: asyncio.Future[Change] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(kind, subject, answer, ordered=ordered))
-        self._runtime.wake()
+        self.runtime.wake()
         change = await answer
-        return {"name": self._roster.name(subject), "round": self._durable.round, "from": change.effective}
+        return {"name": self._roster.name(subject), "round": self.durable.round, "from": change.effective}
 
     async def follow_list(self, taken_out: Sequence[str]) -> dict[str, object]:
         """Go on without those that the list of peers names no more, and link to those that it names now."""
         removed: dict[str, object] = {}
         left_to_others: dict[str, str] = {}
-        for peer in self._member_links.still_members(taken_out):
+        for peer in self.member_links.still_members(taken_out):
             name = self._roster.name(peer)
             try:
                 removed[name] = (await self.announce(ChangeKind.LOST, peer))["from"]
@@ -103,7 +103,7 @@ class ChangeRequests:
                 left_to_others[name] = str(error)
         for name in taken_out:
             self._roster.forget(name)
-        self._member_links.add_missing()
+        self.member_links.add_missing()
         return {"removed": removed, "left_to_others": left_to_others}
 
     def declare_lost(
@@ -120,11 +120,11 @@ class ChangeRequests:
             return
         request = _Request(ChangeKind.LOST, subject, None, votes=votes, admitted=admitted, equivocation=equivocation)
         self._waiting.append(request)
-        self._runtime.wake()
+        self.runtime.wake()
 
     def remove_members(self, names: Sequence[str]) -> None:
         """Ask for going on without those that the list of peers lost while this peer was stopped."""
-        self._waiting += [_Request(ChangeKind.LOST, peer, None) for peer in self._member_links.still_members(names)]
+        self._waiting += [_Request(ChangeKind.LOST, peer, None) for peer in self.member_links.still_members(names)]
 
     def asked_to_sponsor(self, peer: int, note: bytes) -> None:
         """Judge the note of a neighbour that wants to join. Raises RemoteProtocolError if it is malformed."""
@@ -134,12 +134,12 @@ class ChangeRequests:
         asked_for = {request.subject for request in self._waiting}
         if peer not in asked_for | {change.subject for change in self._membership.coming_changes}:
             self._waiting.append(_Request(ChangeKind.JOIN, peer, None, newcomer))
-            self._runtime.wake()
+            self.runtime.wake()
 
     def leave(self) -> None:
         """Ask for leaving the run, as a limit of the device wants it; not again while that waits."""
         if all(request.kind is not ChangeKind.LEAVE for request in self._waiting):
-            self._waiting.append(_Request(ChangeKind.LEAVE, self._durable.participant.peer, None))
+            self._waiting.append(_Request(ChangeKind.LEAVE, self.durable.participant.peer, None))
 
     # -- what becomes of it --------------------------------------------------------------------------------------------
 
@@ -151,9 +151,7 @@ class ChangeRequests:
             request = self._waiting.popleft()
             try:
                 change = self._plan(request)
-                record = self._frames.perform(
-                    await self._runtime.work(self._durable.announce, change, self._runtime.now())
-                )
+                record = self.frames.perform(await self.runtime.work(self.durable.announce, change, self.runtime.now()))
             except SottoError as error:
                 self._refuse(request, error)
                 if isinstance(error, StateError):
@@ -172,7 +170,7 @@ class ChangeRequests:
             except SottoError:
                 raise
             except Exception as error:  # Raised for what a newcomer says about itself.
-                self._neighbors.transport.blame(request.subject, error)
+                self.neighbors.transport.blame(request.subject, error)
                 raise RemoteProtocolError("what it says about itself cannot be checked") from None
         return plan_change(
             self._membership,
@@ -197,10 +195,8 @@ class ChangeRequests:
         elif request.kind is ChangeKind.LOST:
             log.warning("%s is not in the list any more, and stays a member: %s", name, error)
         else:
-            self._neighbors.transport.log.write(
-                log, logging.WARNING, request.subject, "%s cannot join: %s", name, error
-            )
-            self._neighbors.transport.bulletin(request.subject, notes.REFUSAL, notes.encode_refusal(str(error)))
+            self.neighbors.transport.log.write(log, logging.WARNING, request.subject, "%s cannot join: %s", name, error)
+            self.neighbors.transport.bulletin(request.subject, notes.REFUSAL, notes.encode_refusal(str(error)))
 
 
 class FixedMembers:

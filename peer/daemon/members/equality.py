@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.members.change_requests import ChangeRequests
@@ -40,26 +41,27 @@ _PATIENCE_SEGMENTS = 8
 _DECLARE_EVERY_S = 3.0
 
 
+@dataclass
 class Equality:
     """One peer's part in it."""
 
-    def __init__(
-        self,
-        local: LocalPeer,
-        runtime: Runtime,
-        neighbors: Neighbors,
-        durable: DurablePeer,
-        requests: ChangeRequests,
-        releases: Releases,
-    ) -> None:
-        self._roster, self._first = local.roster, local.setup.first_members
-        self._runtime, self._neighbors, self._durable = runtime, neighbors, durable
-        self._requests, self._releases = requests, releases
-        self._participant, self._me = durable.participant, durable.participant.peer
-        self._comparison = Comparison(self._me, durable.told, local.statements)
+    local: LocalPeer
+    runtime: Runtime
+    neighbors: Neighbors
+    durable: DurablePeer
+    requests: ChangeRequests
+    releases: Releases
+
+    def __post_init__(self) -> None:
+        """Begin with nothing to tell."""
+        self._roster, self._first = self.local.roster, self.local.setup.first_members
+        self._participant, self._me = self.durable.participant, self.durable.participant.peer
+        self._comparison = Comparison(self._me, self.durable.told, self.local.statements)
         self._passes_on = self._participant.algorithm.spec.graph is not GraphNeed.COMPLETE
         """Whether some members have no link to each other."""
-        self._hearsay = notes.Hearsay(self._me, self._roster, local.statements, neighbors.is_up, runtime.now)
+        self._hearsay = notes.Hearsay(
+            self._me, self._roster, self.local.statements, self.neighbors.is_up, self.runtime.now
+        )
         self._news = Allowances(**_NEWS)
         self._own: bytes | None = None
         self._told_segment = -1
@@ -90,15 +92,15 @@ class Equality:
             if self._passes_on:
                 self._tell(note, {source, told.peer})
             self._look()
-            self._runtime.wake()
+            self.runtime.wake()
 
     async def after_round(self) -> None:
         """Report what was told, if it is due, and compare."""
         if self._since is None:
-            if not self._releases.all_speak(EQUALITY):
+            if not self.releases.all_speak(EQUALITY):
                 return
             # From here on the digests are in checkpoints, which older releases would drop.
-            await self._runtime.work(self._durable.disk_state.pin, EQUALITY)
+            await self.runtime.work(self.durable.disk_state.pin, EQUALITY)
             self._since = self._participant.round + self._participant.membership.longest_lead + 1
         self.say()
         self._look()
@@ -106,7 +108,7 @@ class Equality:
     def say(self) -> None:
         """Tell all others the digests of the segments that are over, if it is time to: also in a round that others
         hold up, since they may wait for it."""
-        segments, now = self._durable.told.segments, self._runtime.now()
+        segments, now = self.durable.told.segments, self.runtime.now()
         newest = max(segments, default=-1)
         waiting = newest - self._told_segment
         soon_s = _TELL_AT_ONCE_S if waiting >= _AT_ONCE_SEGMENTS else _TELL_EVERY_S
@@ -153,16 +155,16 @@ class Equality:
                     why,
                 )
         self._named = dict(waits_for)
-        if waits_for and self._own is not None and self._runtime.now() >= self._told_at + _AGAIN_S:
-            self._told_at = self._runtime.now()
+        if waits_for and self._own is not None and self.runtime.now() >= self._told_at + _AGAIN_S:
+            self._told_at = self.runtime.now()
             self._tell(self._own)
         return not waits_for
 
     @property
     def awaits_the_last_words(self) -> bool:
         """Whether the run is over here, and a present member has yet to report what it was told in the end."""
-        newest, comparison = max(self._durable.told.segments, default=-1), self._comparison
-        present = self._members() - self._neighbors.left.keys() - comparison.differs.keys() - comparison.proofs.keys()
+        newest, comparison = max(self.durable.told.segments, default=-1), self._comparison
+        present = self._members() - self.neighbors.left.keys() - comparison.differs.keys() - comparison.proofs.keys()
         return self._since is not None and any(comparison.confirmed.get(peer, -1) < newest for peer in present)
 
     def figures(self) -> dict[str, object]:
@@ -186,8 +188,8 @@ class Equality:
         return round_ >= max([since, *began])
 
     def _tell(self, note: bytes, besides: Collection[int] = ()) -> None:
-        for peer in sorted(self._neighbors.transport.neighbors - {*besides}):
-            self._neighbors.transport.bulletin(peer, TOLD, note)
+        for peer in sorted(self.neighbors.transport.neighbors - {*besides}):
+            self.neighbors.transport.bulletin(peer, TOLD, note)
 
     def _look(self) -> None:
         """Compare, show others the notes that they should see, and ask to go on without members proven to lie."""
@@ -196,7 +198,7 @@ class Equality:
         comparison, members = self._comparison, self._members()
         for note in comparison.look(members):
             self._tell(note)
-        now = self._runtime.now()
+        now = self.runtime.now()
         for subject, proof in comparison.proofs.items():
             if subject not in members:
                 continue
@@ -212,4 +214,4 @@ class Equality:
                 self._declare_at[subject] = now + place * _DECLARE_EVERY_S
             if now >= self._declare_at[subject] and self._participant.membership.views is not None:
                 self._declare_at[subject] = now + _DECLARE_EVERY_S * (1 + len(members))
-                self._requests.declare_lost(subject, equivocation=proof)
+                self.requests.declare_lost(subject, equivocation=proof)

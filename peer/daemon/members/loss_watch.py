@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from dataclasses import dataclass
 
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.members.change_requests import ChangeRequests
@@ -27,24 +28,22 @@ log = logging.getLogger("sotto")
 _MOST_HEARD = 4096
 
 
+@dataclass
 class LossWatch:
     """Watches the members of a run whose members declare losses themselves."""
 
-    def __init__(
-        self,
-        local: LocalPeer,
-        runtime: Runtime,
-        neighbors: Neighbors,
-        participant: Participant,
-        requests: ChangeRequests,
-        member_links: MemberLinks,
-        after_s: float,
-    ) -> None:
-        self._local, self._runtime, self._neighbors = local, runtime, neighbors
-        self._participant, self._requests, self._after_s = participant, requests, after_s
-        self._member_links = member_links
-        self._membership = participant.membership
-        self._votes = self._membership.loss_votes(local.statements, after_s=after_s)
+    local: LocalPeer
+    runtime: Runtime
+    neighbors: Neighbors
+    participant: Participant
+    requests: ChangeRequests
+    member_links: MemberLinks
+    after_s: float
+
+    def __post_init__(self) -> None:
+        """Begin without a vote."""
+        self._membership = self.participant.membership
+        self._votes = self._membership.loss_votes(self.local.statements, after_s=self.after_s)
         self._answered_at: dict[int, float] = {}
         """Member that is no neighbour → when it last answered, or was first asked."""
         self._voted: set[int] = set()
@@ -54,33 +53,33 @@ class LossWatch:
         """Vote, tell the neighbours, and ask for the announcement of decided losses; to be called every second."""
         if not self._membership.is_member:
             return
-        now, t, lead = self._runtime.now(), self._participant.round, self._membership.longest_lead
+        now, t, lead = self.runtime.now(), self.participant.round, self._membership.longest_lead
         while self._heard:
             self._hear(*self._heard.popleft(), t, lead)
         for note in self._votes.look(t, lead, self._away_s(now), now):
             self._tell(note)
-        self._member_links.meets_all = bool(self._votes.suspects)
-        if self._member_links.meets_all:
-            self._member_links.add_missing()
+        self.member_links.meets_all = bool(self._votes.suspects)
+        if self.member_links.meets_all:
+            self.member_links.add_missing()
         for subject in sorted(self._votes.own - self._voted):
-            name, (count, of) = self._local.roster.name(subject), self._votes.count(subject)
+            name, (count, of) = self.local.roster.name(subject), self._votes.count(subject)
             log.warning(
                 "%s has been away for %g s: this peer votes for going on without it, as %d of %d members do; more than"
                 " half have to",
                 name,
-                self._after_s,
+                self.after_s,
                 count,
                 of,
             )
         self._voted = self._votes.own
         for subject, votes in self._votes.decided(now):
-            self._requests.declare_lost(subject, votes)
+            self.requests.declare_lost(subject, votes)
 
     def heard(self, source: int, note: bytes) -> None:
         """Keep a neighbour's vote for `look`: the participant may be at work now. The oldest go unread if too many come
         at once."""
         self._heard.append((source, note))
-        self._runtime.wake()
+        self.runtime.wake()
 
     def _hear(self, source: int, note: bytes, t: int, lead: int) -> None:
         """Judge a vote, and pass it on if it is news."""
@@ -88,40 +87,40 @@ class LossWatch:
             if self._votes.hear(note, t, lead):
                 self._tell(note, source)
         except RemoteProtocolError as error:
-            self._neighbors.transport.blame(source if error.peer is None else error.peer, error)
+            self.neighbors.transport.blame(source if error.peer is None else error.peer, error)
 
     def _tell(self, note: bytes, besides: int | None = None) -> None:
         """Send a vote over all links, also to members that are no neighbours: the graph without those that are away
         may not lead to them."""
-        for peer in sorted(self._neighbors.transport.neighbors - {besides}):
-            self._neighbors.transport.bulletin(peer, LOST, note)
+        for peer in sorted(self.neighbors.transport.neighbors - {besides}):
+            self.neighbors.transport.bulletin(peer, LOST, note)
 
     async def ask_suspects(self) -> None:
         """Ask members that are no neighbours, and that somebody cannot reach, whether they are there."""
         while True:
-            for peer in sorted(self._votes.suspects - {*self._neighbors.all, self._local.number}):
-                if peer in self._local.roster and (address := self._local.roster[peer].advertise) is not None:
-                    self._answered_at.setdefault(peer, self._runtime.now())
+            for peer in sorted(self._votes.suspects - {*self.neighbors.all, self.local.number}):
+                if peer in self.local.roster and (address := self.local.roster[peer].advertise) is not None:
+                    self._answered_at.setdefault(peer, self.runtime.now())
                     if await self._answers(peer, address):
-                        self._answered_at[peer] = self._runtime.now()
+                        self._answered_at[peer] = self.runtime.now()
             for peer in self._answered_at.keys() - self._votes.suspects:
                 del self._answered_at[peer]
-            await asyncio.sleep(max(0.2, self._after_s / 4))
+            await asyncio.sleep(max(0.2, self.after_s / 4))
 
     def figures(self) -> list[dict[str, object]]:
         """Return the peers that members cannot reach, as JSON values."""
-        name = self._local.roster.name
+        name = self.local.roster.name
         counts = {subject: self._votes.count(subject) for subject in sorted(self._votes.suspects)}
         return [{"name": name(subject), "votes": count, "of": of} for subject, (count, of) in counts.items()]
 
     async def _answers(self, peer: int, address: str) -> bool:
-        name, access = self._local.roster.name(peer), self._local.access
+        name, access = self.local.roster.name(peer), self.local.access
         return await status_of(name, address, access) is not None
 
     def _away_s(self, now: float) -> dict[int, float]:
         away = {
-            peer: self._neighbors.silent_s(peer, now, self._runtime.began_at)
-            for peer in self._neighbors.all
-            if peer not in self._participant.session.lost
+            peer: self.neighbors.silent_s(peer, now, self.runtime.began_at)
+            for peer in self.neighbors.all
+            if peer not in self.participant.session.lost
         }
         return {peer: now - at for peer, at in self._answered_at.items()} | away

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from peer.daemon.local_peer import LocalPeer
@@ -113,42 +113,37 @@ def next_incarnation(grounds: LossGrounds, own: int, answers: Collection[Answer]
     return next_
 
 
+@dataclass
 class OwnLoss:
     """Asks about the fate of this peer for as long as it has reason to."""
 
-    def __init__(
-        self,
-        local: LocalPeer,
-        runtime: Runtime,
-        neighbors: Neighbors,
-        participant: Participant,
-        member_links: MemberLinks,
-        is_set_back: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`is_set_back()`: whether this peer has reason to expect that it is lost, whoever is away."""
-        self._is_set_back = is_set_back
-        self._local, self._runtime, self._neighbors = local, runtime, neighbors
-        self._participant, self._membership, self._member_links = participant, participant.membership, member_links
-        self._said_at = float("-inf")
+    local: LocalPeer
+    runtime: Runtime
+    neighbors: Neighbors
+    participant: Participant
+    member_links: MemberLinks
+    is_set_back: Callable[[], bool] = lambda: False
+    """Returns whether this peer has reason to expect that it is lost, whoever is away."""
+    _said_at: float = field(default=float("-inf"), init=False)
 
     async def watch(self) -> None:
         """Ask now and then. Raises DeclaredLost once somebody proves that this peer is lost, and SecurityError once
         most members refuse to say anything."""
-        after_s = self._local.config.rounds.lost_after_s
+        after_s = self.local.config.rounds.lost_after_s
         while True:
             if self.is_in_doubt(after_s):
-                answers = await ask_members(self._local.roster, self._local.access)
+                answers = await ask_members(self.local.roster, self.local.access)
                 self._find_members(answers)
-                claims = [frame for answer in answers if (frame := answer.losses.get(self._local.number)) is not None]
+                claims = [frame for answer in answers if (frame := answer.losses.get(self.local.number)) is not None]
                 if any(map(self._is_proof, claims)):
-                    following = next_incarnation(self._membership.grounds, self._local.number, answers)
+                    following = next_incarnation(self.participant.membership.grounds, self.local.number, answers)
                     raise DeclaredLost(
                         "the other members have declared this peer lost, and go on without it: its state is of no use"
                         " to the run any more" + self._what_now,
-                        incarnation=max(following, self._local.incarnation + 1),
+                        incarnation=max(following, self.local.incarnation + 1),
                     )
-                if claims and self._runtime.now() >= self._said_at + _SAY_EVERY_S:
-                    self._said_at = self._runtime.now()
+                if claims and self.runtime.now() >= self._said_at + _SAY_EVERY_S:
+                    self._said_at = self.runtime.now()
                     log.warning(
                         "%d of %d members say that this peer was declared lost, and none proves it: it waits. If"
                         " `sotto status` shows that they go on without it, stop it, and let it begin anew as a"
@@ -160,40 +155,40 @@ class OwnLoss:
 
     @property
     def _what_now(self) -> str:
-        return "" if self._local.rejoins else "; add the device again under another name"
+        return "" if self.local.rejoins else "; add the device again under another name"
 
     def is_in_doubt(self, after_s: float | None) -> bool:
-        if self._is_set_back():
+        if self.is_set_back():
             return True
-        if not self._membership.is_member:
-            return not self._membership.has_left
-        if any(peer in self._neighbors.transport.refusals for peer in self._neighbors.all):
+        if not self.participant.membership.is_member:
+            return not self.participant.membership.has_left
+        if any(peer in self.neighbors.transport.refusals for peer in self.neighbors.all):
             return True
-        now, lost = self._runtime.now(), self._participant.session.lost
+        now, lost = self.runtime.now(), self.participant.session.lost
         # Some are never dialled by this peer, so that nobody refuses it.
         longest_s = _AWAY_S if after_s is None else after_s
         return any(
-            self._neighbors.silent_s(peer, now, self._runtime.began_at) > longest_s
-            for peer in self._neighbors.all
+            self.neighbors.silent_s(peer, now, self.runtime.began_at) > longest_s
+            for peer in self.neighbors.all
             if peer not in lost
         )
 
     def _is_proof(self, frame: bytes) -> bool:
         """Return whether a frame proves that this peer is lost; the sender may lie."""
         try:
-            check_own_loss(self._membership, frame)
+            check_own_loss(self.participant.membership, frame)
         except (SottoError, ValueError):
             return False
         return True
 
     def _find_members(self, answers: Collection[Answer]) -> None:
         """Call members under the numbers that they have now, until this peer is told of them as a member."""
-        if self._membership.is_member:
+        if self.participant.membership.is_member:
             return
         counts: dict[int, int] = {}
         for number in (number for answer in answers for number in answer.numbers):
             counts[number] = counts.get(number, 0) + 1
         found = (number for number, count in counts.items() if 2 * count > len(answers))
-        if self._local.roster.met(found):
-            self._member_links.drop_former()
-            self._member_links.add_missing()
+        if self.local.roster.met(found):
+            self.member_links.drop_former()
+            self.member_links.add_missing()

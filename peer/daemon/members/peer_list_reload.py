@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from peer.config.options import Config
 from peer.daemon.local_peer import LocalPeer
@@ -18,34 +19,30 @@ from peer.net.security.credentials import Credentials
 log = logging.getLogger("sotto")
 
 
+@dataclass
 class PeerList:
     """The list of peers in this peer's file."""
 
-    def __init__(
-        self,
-        local: LocalPeer,
-        file: Config,
-        reread: Callable[[], Config] | None,
-        runtime: Runtime,
-        members: Members,
-    ) -> None:
-        """`file`: the configuration as it was read, in its own numbering. `reread` reads it again; None for a peer that
-        was not started from a file."""
-        self._local, self._runtime, self._members = local, runtime, members
-        self._file, self._reread = file, reread
-        self._is_kept = False
+    local: LocalPeer
+    file: Config
+    """The configuration as it was read, in its own numbering."""
+    reread: Callable[[], Config] | None
+    """Reads it again; None for a peer that was not started from a file."""
+    runtime: Runtime
+    members: Members
+    _is_kept: bool = field(default=False, init=False)
 
     async def keep(self) -> None:
         """Keep the list that the run began with beside the state, if none is kept there yet. Raises StateError."""
         if not self._is_kept:
             self._is_kept = True
-            await self._runtime.work(keep, self._local.folder.disk, self._local.config.peers)
+            await self.runtime.work(keep, self.local.folder.disk, self.local.config.peers)
 
     async def reload_when_asked(self) -> None:
         """Read the file again after each SIGHUP."""
         while True:
-            await self._runtime.reload_asked.wait()
-            self._runtime.reload_asked.clear()
+            await self.runtime.reload_asked.wait()
+            self.runtime.reload_asked.clear()
             try:
                 await self.reload()
             except SottoError as error:
@@ -54,23 +51,23 @@ class PeerList:
     async def reload(self) -> dict[str, object]:
         """Take over the present list of peers; return the result as JSON values. Raises ConfigError for anything else
         that changed in the file."""
-        if self._reread is None:
+        if self.reread is None:
             raise SottoError("this peer was not started from a file")
-        new = self._reread()
-        refuse_other_changes(self._file, new)
-        before, now = ({peer.name for peer in each.peers} for each in (self._file, new))
+        new = self.reread()
+        refuse_other_changes(self.file, new)
+        before, now = ({peer.name for peer in each.peers} for each in (self.file, new))
         added = [peer for peer in new.peers if peer.name not in before]
-        taken_out = [peer.name for peer in self._file.peers if peer.name not in now]
-        if (added or taken_out) and self._local.setup.why_no_changes is not None:
-            raise ConfigError(self._local.setup.why_no_changes, key="peers")
+        taken_out = [peer.name for peer in self.file.peers if peer.name not in now]
+        if (added or taken_out) and self.local.setup.why_no_changes is not None:
+            raise ConfigError(self.local.setup.why_no_changes, key="peers")
         await self.keep()
-        self._file = new
-        renewed = self._local.renew_certificate()
+        self.file = new
+        renewed = self.local.renew_certificate()
         for entry in added:
-            self._local.roster.expect(entry)
-        answer = {"added": [entry.name for entry in added], **await self._members.follow_list(taken_out)}
+            self.local.roster.expect(entry)
+        answer = {"added": [entry.name for entry in added], **await self.members.follow_list(taken_out)}
         if renewed:
-            assert isinstance(self._local.access, Credentials)
-            answer["certificate_until"] = f"{self._local.access.identity.not_after:%Y-%m-%d}"
+            assert isinstance(self.local.access, Credentials)
+            answer["certificate_until"] = f"{self.local.access.identity.not_after:%Y-%m-%d}"
         log.info("the list of peers was read again: %s", json.dumps(answer))
         return answer

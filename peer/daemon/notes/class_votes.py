@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from peer.config.options import VOTE
 from peer.daemon.neighbors import Neighbors
@@ -44,32 +44,31 @@ _NEWS = {"rate": 0.1, "burst": 10.0}
 once more."""
 
 
+@dataclass
 class ClassVotes:
     """The class votes of the devices, as one of them hears them."""
 
-    def __init__(
-        self,
-        hearsay: notes.Hearsay,
-        counts: Sequence[int],
-        *,
-        voters: Collection[int],
-        total_samples: int | None,
-        disk: Disk,
-        neighbors: Neighbors,
-        runtime: Runtime,
-        name: Callable[[int], str],
-        all_speak: Callable[[], bool],
-        use: Callable[[Float64Array], None],
-    ) -> None:
-        """`counts`: how many samples of each class this peer trains on. `voters`: the peers that the run begins with.
-        `total_samples`: how many samples all devices have, where every sample is to count alike. `all_speak()`: whether
-        all devices tell digests of the votes. `use` is told the result, before any round. Raises ConfigError for a run
-        that began without votes, and StateError."""
-        self._own = notes.class_vote(hearsay.own, counts, tells_samples=total_samples is not None)
-        self._voters, self._total_samples = frozenset(voters), total_samples
-        self._disk, self._neighbors = disk, neighbors
-        self._runtime, self._name, self._all_speak, self._use = runtime, name, all_speak, use
-        self._hearsay = replace(hearsay, peers=self._voters)
+    hearsay: notes.Hearsay
+    counts: Sequence[int]
+    """Samples of each class on which this peer trains."""
+    _: KW_ONLY
+    voters: frozenset[int]
+    """The peers that the run begins with."""
+    total_samples: int | None
+    """Samples of all devices, where every sample is to count alike."""
+    disk: Disk
+    neighbors: Neighbors
+    runtime: Runtime
+    name: Callable[[int], str]
+    all_speak: Callable[[], bool]
+    """Returns whether all devices tell digests of the votes."""
+    use: Callable[[Float64Array], None]
+    """Told the result, before any round."""
+
+    def __post_init__(self) -> None:
+        """Recall the votes. Raises ConfigError for a run that began without votes, and StateError."""
+        self._own = notes.class_vote(self.hearsay.own, self.counts, tells_samples=self.total_samples is not None)
+        self.hearsay = replace(self.hearsay, peers=self.voters)
         self._news, self._answers = Allowances(**_NEWS), Allowances(rate=1 / _AGAIN_S, burst=1)
         self._report_news = Allowances(**_NEWS)
         self._notes: dict[int, bytes] = {}
@@ -85,16 +84,16 @@ class ClassVotes:
     @property
     def missing(self) -> list[int]:
         """Peers whose vote this peer has not heard yet."""
-        return sorted(self._voters - self._notes.keys())
+        return sorted(self.voters - self._notes.keys())
 
     @property
     def unequal(self) -> list[int]:
         """Voters that have not told yet that they have the votes that this peer has; nobody, where some devices cannot
         tell, or this one gives no vote."""
-        if self.missing or self._own.peer not in self._voters or not self._all_speak():
+        if self.missing or self._own.peer not in self.voters or not self.all_speak():
             return []
         own = self._digest()
-        return sorted(voter for voter in self._voters if self._reports.get(voter, (b"", b""))[0] != own)
+        return sorted(voter for voter in self.voters if self._reports.get(voter, (b"", b""))[0] != own)
 
     async def settle(self, linked: Callable[[], Collection[int]]) -> None:
         """Wait until all have voted, or this peer is to stop; then use the result. `linked()` returns the peers to be
@@ -103,25 +102,25 @@ class ClassVotes:
             return
         self._vote()
         if self.missing:
-            log.info("waits for the shares of the classes of %s", ", ".join(map(self._name, self.missing)))
-        again_at = self._runtime.now() + _AGAIN_S
+            log.info("waits for the shares of the classes of %s", ", ".join(map(self.name, self.missing)))
+        again_at = self.runtime.now() + _AGAIN_S
         self._report()
         while self.missing or self.unequal:
-            if self._runtime.stops:
+            if self.runtime.stops:
                 return
-            if self._runtime.now() >= again_at:
-                again_at = self._runtime.now() + _AGAIN_S
+            if self.runtime.now() >= again_at:
+                again_at = self.runtime.now() + _AGAIN_S
                 self._tell_again()
                 if self.unequal:
-                    unequal = ", ".join(map(self._name, self.unequal))
+                    unequal = ", ".join(map(self.name, self.unequal))
                     log.warning("does not begin: %s have not said that they have the same votes", unequal)
             others = linked()
-            if others and all(self._neighbors.left.get(peer) == "completed" for peer in others):
+            if others and all(self.neighbors.left.get(peer) == "completed" for peer in others):
                 raise PeerUnreachable("the run came to its end before this peer could take part in it")
-            self._neighbors.give_up_if_refused(others, self._runtime.now())
-            await self._runtime.wait(again_at)
-        CLASS_VOTES.keep(self._disk, self._notes)
-        await self._runtime.work(self._settle)
+            self.neighbors.give_up_if_refused(others, self.runtime.now())
+            await self.runtime.wait(again_at)
+        CLASS_VOTES.keep(self.disk, self._notes)
+        await self.runtime.work(self._settle)
 
     # -- what is heard and told ----------------------------------------------------------------------------------------
 
@@ -139,19 +138,19 @@ class ClassVotes:
     def heard_report(self, source: int, note: bytes) -> None:
         """Judge a neighbour's report of the votes that a voter has. Raises RemoteProtocolError if it is malformed."""
         voter, digest = notes.decode_shares(note)
-        if voter == self._own.peer or voter not in self._voters:
+        if voter == self._own.peer or voter not in self.voters:
             return
         known = self._reports.get(voter)
         if known is not None and (known[0] == digest or not self._is_later(source, voter, known[1], note)):
             return
-        if self._hearsay.teller(notes.CLASS_SHARES, note, voter, source, self._report_news) is not None:
+        if self.hearsay.teller(notes.CLASS_SHARES, note, voter, source, self._report_news) is not None:
             self._reports[voter] = digest, note
-            self._neighbors.broadcast(notes.CLASS_SHARES, note, source)
+            self.neighbors.broadcast(notes.CLASS_SHARES, note, source)
             self._report()
             if not self.missing and digest != self._digest():
                 # This shows everybody which votes differ.
                 self._tell_again()
-            self._runtime.wake()
+            self.runtime.wake()
 
     def heard(self, source: int, note: bytes) -> None:
         """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError if it is malformed."""
@@ -162,49 +161,49 @@ class ClassVotes:
                 self._compare(source, vote.peer, note)
             self._answer(source)
             return
-        if vote.peer not in self._voters or not self._is_news(source, vote.peer, note):
+        if vote.peer not in self.voters or not self._is_news(source, vote.peer, note):
             return
-        if self._hearsay.teller(notes.CLASSES, note, vote.peer, source, self._news) is not None:
+        if self.hearsay.teller(notes.CLASSES, note, vote.peer, source, self._news) is not None:
             self._notes[vote.peer], self._votes[vote.peer] = note, vote
-            self._neighbors.broadcast(notes.CLASSES, note, source)
+            self.neighbors.broadcast(notes.CLASSES, note, source)
             self._report()
-            self._runtime.wake()
+            self.runtime.wake()
 
     def _compare(self, source: int, voter: int, note: bytes) -> None:
         """Name a voter that has signed another vote than the one that counts here, and show that to the others."""
         if voter not in self._votes or voter in self.told_two:
             return
         try:
-            if not self._hearsay.statements.check(notes.CLASSES, voter, note):
+            if not self.hearsay.statements.check(notes.CLASSES, voter, note):
                 return
         except SecurityError as error:
             raise RemoteProtocolError(f"told another vote of peer {voter} in its name: {error}") from None
         self.told_two[voter] = self._notes[voter], note
-        self._neighbors.broadcast(notes.CLASSES, note, source)
+        self.neighbors.broadcast(notes.CLASSES, note, source)
         if voter == self._own.peer:
             log.error("this device voted on the shares of the classes before, and its data has changed since")
         else:
             log.error(
                 "%s has signed two different votes on the shares of the classes: its data has changed since it first "
                 "voted, or it lies; stop all devices, and start them again with its data settled, or without it",
-                self._name(voter),
+                self.name(voter),
             )
 
     def _report(self) -> None:
         """Tell which votes this peer has, once it has all."""
-        if self.missing or self._own.peer not in self._voters or self._own.peer in self._reports:
+        if self.missing or self._own.peer not in self.voters or self._own.peer in self._reports:
             return
-        if not self._all_speak():
+        if not self.all_speak():
             return
         digest = self._digest()
-        note = self._hearsay.statements.sign(notes.CLASS_SHARES, notes.encode_shares(self._own.peer, digest))
+        note = self.hearsay.statements.sign(notes.CLASS_SHARES, notes.encode_shares(self._own.peer, digest))
         self._reports[self._own.peer] = digest, note
-        self._neighbors.broadcast(notes.CLASS_SHARES, note)
+        self.neighbors.broadcast(notes.CLASS_SHARES, note)
 
     def _digest(self) -> bytes:
         """Return a digest of the votes of all, proofs aside."""
         told = hashlib.sha256()
-        for voter in sorted(self._voters):
+        for voter in sorted(self.voters):
             vote = notes.encode_class_vote(self._votes[voter])
             told.update(len(vote).to_bytes(4, "little") + vote)
         return told.digest()
@@ -212,20 +211,20 @@ class ClassVotes:
     def _tell_again(self) -> None:
         """Tell all neighbours all that this peer knows."""
         for note in self._notes.values():
-            self._neighbors.broadcast(notes.CLASSES, note)
+            self.neighbors.broadcast(notes.CLASSES, note)
         for _, note in self._reports.values():
-            self._neighbors.broadcast(notes.CLASS_SHARES, note)
+            self.neighbors.broadcast(notes.CLASS_SHARES, note)
 
     def _answer(self, source: int) -> None:
-        if self._answers.spend(source, self._runtime.now()):
+        if self._answers.spend(source, self.runtime.now()):
             for each in self.linked(source):
-                self._neighbors.transport.bulletin(source, notes.CLASSES, each)
+                self.neighbors.transport.bulletin(source, notes.CLASSES, each)
             for each in self.linked_reports(source):
-                self._neighbors.transport.bulletin(source, notes.CLASS_SHARES, each)
+                self.neighbors.transport.bulletin(source, notes.CLASS_SHARES, each)
 
     def _vote(self) -> None:
-        if self._own.peer in self._voters and self._own.peer not in self._notes:
-            self._notes[self._own.peer] = self._hearsay.statements.sign(
+        if self._own.peer in self.voters and self._own.peer not in self._notes:
+            self._notes[self._own.peer] = self.hearsay.statements.sign(
                 notes.CLASSES, notes.encode_class_vote(self._own)
             )
             self._votes[self._own.peer] = self._own
@@ -241,7 +240,7 @@ class ClassVotes:
 
     def _decoded(self, note: bytes) -> notes.ClassVote:
         vote = notes.decode_class_vote(note, len(self._own.shares))
-        most = self._total_samples or 0
+        most = self.total_samples or 0
         if not min(1, most) <= vote.samples <= most:
             raise RemoteProtocolError(f"told of {vote.samples} samples, where all devices have {most}")
         return vote
@@ -250,16 +249,16 @@ class ClassVotes:
 
     def _recall(self) -> None:
         """Take up the notes kept by an earlier process."""
-        kept = CLASS_VOTES.read(self._disk)
+        kept = CLASS_VOTES.read(self.disk)
         try:
             # The list of peers can be mended until the run has begun.
-            self._notes = {peer: note for peer, note in (kept or {}).items() if peer in self._voters}
+            self._notes = {peer: note for peer, note in (kept or {}).items() if peer in self.voters}
             self._votes = {peer: self._decoded(note) for peer, note in self._notes.items()}
         except RemoteProtocolError:
-            raise CLASS_VOTES.damaged(self._disk) from None
+            raise CLASS_VOTES.damaged(self.disk) from None
         if kept is not None and not self.missing:
             self._settle()
-        elif (begun := begun_round(self._disk)) is not None:
+        elif (begun := begun_round(self.disk)) is not None:
             raise ConfigError(
                 f"cannot be set in a run that began without it, or that lost {CLASS_VOTES.name}: its rounds cannot"
                 f" be repeated with other shares; set what it began with, or {begin_anew(begun)}",
@@ -270,8 +269,8 @@ class ClassVotes:
     def _settle(self) -> None:
         votes = {**self._votes, self._own.peer: self._votes.get(self._own.peer, self._own)}
         told = [votes[peer] for peer in sorted(votes)]
-        weights = [1 if self._total_samples is None else vote.samples for vote in told]
+        weights = [1 if self.total_samples is None else vote.samples for vote in told]
         shares = mean_shares([vote.shares for vote in told], weights)
         log.info("shares of the classes, from %d devices: %s", len(told), ", ".join(f"{share:.3g}" for share in shares))
-        self._use(shares)
+        self.use(shares)
         self.is_settled = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from peer.config.options import Config
 from peer.daemon.notes import notes
@@ -42,59 +42,58 @@ class Claim(Diverged):
     """The neighbour that said so: the peer itself, or one that passed it on."""
 
 
+@dataclass
 class Divergence:
     """This peer's finding, and the reports of others about theirs."""
 
-    def __init__(
-        self,
-        hearsay: notes.Hearsay,
-        rounds: int,
-        *,
-        name: Callable[[int], str],
-        advice: str,
-        broadcast: Callable[[str, bytes, int | None], None],
-        stop: Callable[[str], None],
-    ) -> None:
-        """`rounds`: how many the run has. `advice`: a sentence on what happens now, and on possible steps, about
-        {name}. `stop` ends this peer for a reason, `broadcast(topic, note, besides)` tells the neighbours."""
-        self.finding: Diverged | None = None
-        """This peer's own finding; None while all is well."""
-        self._claims: dict[int, Claim] = {}
-        self._hearsay, self._rounds, self._name, self._advice = hearsay, rounds, name, advice
-        self._broadcast, self._stop = broadcast, stop
-        self._of_a_peer, self._from_a_neighbor = Allowances(**_NEWS_OF_A_PEER), Allowances(**_NEWS_FROM_A_NEIGHBOR)
+    hearsay: notes.Hearsay
+    rounds: int
+    """Rounds of the run."""
+    _: KW_ONLY
+    name: Callable[[int], str]
+    advice: str
+    """A sentence on what happens now, and on possible steps, about {name}."""
+    broadcast: Callable[[str, bytes, int | None], None]
+    """Tells the neighbours: (topic, note, the one that needs no telling)."""
+    stop: Callable[[str], None]
+    """Ends this peer for a reason."""
+    finding: Diverged | None = field(default=None, init=False)
+    """This peer's own finding; None while all is well."""
+    _claims: dict[int, Claim] = field(default_factory=dict, init=False)
+    _of_a_peer: Allowances = field(default_factory=lambda: Allowances(**_NEWS_OF_A_PEER), init=False)
+    _from_a_neighbor: Allowances = field(default_factory=lambda: Allowances(**_NEWS_FROM_A_NEIGHBOR), init=False)
 
     def declare(self, finding: Diverged) -> None:
         """Tell everybody this peer's finding, and stop it."""
         if self.finding is None:
             self.finding = finding
             log.error("%s", finding.reason)
-            note = notes.encode_divergence(self._hearsay.own, finding.round, finding.reason)
-            self._broadcast(notes.DIVERGED, self._hearsay.statements.sign(notes.DIVERGED, note), None)
-            self._stop(f"it diverged: {finding.reason}")
+            note = notes.encode_divergence(self.hearsay.own, finding.round, finding.reason)
+            self.broadcast(notes.DIVERGED, self.hearsay.statements.sign(notes.DIVERGED, note), None)
+            self.stop(f"it diverged: {finding.reason}")
 
     def heard(self, source: int, note: bytes) -> None:
         """Show a neighbour's report, and pass it on if it is news. Raises RemoteProtocolError if it is malformed."""
-        peer, round_, reason = notes.decode_divergence(note, self._rounds)
+        peer, round_, reason = notes.decode_divergence(note, self.rounds)
         known = self._claims.get(peer)
         is_news = known is None or known.round < round_ or (source == peer and known != Claim(round_, reason, peer))
         if not is_news:
             return  # Before the signature is looked at: every neighbour brings the same.
-        teller = self._hearsay.teller(notes.DIVERGED, note, peer, source, self._of_a_peer)
-        if teller is None or not self._from_a_neighbor.spend(source, self._hearsay.now()):
+        teller = self.hearsay.teller(notes.DIVERGED, note, peer, source, self._of_a_peer)
+        if teller is None or not self._from_a_neighbor.spend(source, self.hearsay.now()):
             return
         claim = self._claims[peer] = Claim(round_, reason, teller)
-        log.warning("%s; %s", self._sentence(peer, claim), self._advice.format(name=self._name(peer)))
-        self._broadcast(notes.DIVERGED, note, source)
+        log.warning("%s; %s", self._sentence(peer, claim), self.advice.format(name=self.name(peer)))
+        self.broadcast(notes.DIVERGED, note, source)
 
     def claims(self) -> dict[int, Claim]:
         """Return the reports about peers that are not back, as far as this one can see."""
-        return {peer: claim for peer, claim in sorted(self._claims.items()) if not self._hearsay.is_up(peer)}
+        return {peer: claim for peer, claim in sorted(self._claims.items()) if not self.hearsay.is_up(peer)}
 
     def _sentence(self, peer: int, claim: Claim) -> str:
-        says = "says" if claim.told_by == peer else f"is said by {self._name(claim.told_by)}"
+        says = "says" if claim.told_by == peer else f"is said by {self.name(claim.told_by)}"
         diverged = "that it diverged" if claim.told_by == peer else "to have diverged"
-        return f'{self._name(peer)} {says} {diverged} after {claim.round} rounds: "{claim.reason}"'
+        return f'{self.name(peer)} {says} {diverged} after {claim.round} rounds: "{claim.reason}"'
 
 
 def advice(config: Config, *, asynchronous: bool, members_change: bool) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -78,51 +79,51 @@ class OwnEvaluation:
         return evaluation_record(self._peer, done, split, self._evaluator.evaluate(z, split))
 
 
+@dataclass
 class Evaluations:
     """The newest accuracy of every peer, as far as this one has heard."""
 
-    def __init__(
-        self,
-        hearsay: notes.Hearsay,
-        options: EvaluationOptions,
-        rounds: int,
-        *,
-        is_former: Callable[[int], bool] = lambda peer: False,
-        samples: SampleCounts,
-        broadcast: Callable[[str, bytes, int | None], None],
-        on_news: Callable[[EvaluationRecord], None],
-        criteria: Sequence[Criterion] = (ACCURACY,),
-    ) -> None:
-        """`rounds`: how many the run has. `is_former(peer)` returns whether a device takes part again under a newer
-        number. `broadcast(topic, note, besides)` tells the neighbours; `on_news` is told of each evaluation that was
-        not known. `criteria`: the figures of an evaluation, the one that models are compared by first."""
+    hearsay: notes.Hearsay
+    options: EvaluationOptions
+    rounds: int
+    """Rounds of the run."""
+    _: KW_ONLY
+    is_former: Callable[[int], bool] = lambda peer: False
+    """Returns whether a device takes part again under a newer number."""
+    samples: SampleCounts
+    broadcast: Callable[[str, bytes, int | None], None]
+    """Tells the neighbours: (topic, note, the one that needs no telling)."""
+    on_news: Callable[[EvaluationRecord], None]
+    """Told of each evaluation that was not known."""
+    criteria: tuple[Criterion, ...] = (ACCURACY,)
+    """The figures of an evaluation, the one that models are compared by first."""
+
+    def __post_init__(self) -> None:
+        """Begin with no evaluation."""
         self.newest: dict[tuple[int, str], EvaluationRecord] = {}
         """(peer, split) → newest known evaluation."""
         self._told_by: dict[tuple[int, str], int] = {}
         """(peer, split) → its teller; absent for evaluations measured here or known from before a restart."""
         self._notes: dict[tuple[int, str], bytes] = {}
         """(peer, split) → the note that said so, or says so, signed where the run has certificates."""
-        self._hearsay, self._peer, self._options, self._rounds = hearsay, hearsay.own, options, rounds
-        self._is_former, self._samples = is_former, samples
-        self.criteria = tuple(criteria)
-        self._metrics = [criterion.name for criterion in criteria if criterion != ACCURACY]
-        self._broadcast, self._on_news = broadcast, on_news
+        self._peer = self.hearsay.own
+        self._metrics = [criterion.name for criterion in self.criteria if criterion != ACCURACY]
         self._news = Allowances(**_NEWS)
         self._complained_of: set[int] = set()
 
     def is_due(self, done: int) -> bool:
         """Return whether peers measure their models after `done` rounds."""
-        return is_evaluated(self._options, done, self._rounds)
+        return is_evaluated(self.options, done, self.rounds)
 
     def is_shared(self, done: int) -> bool:
         """Return whether all peers are to know an evaluation after `done` rounds."""
-        return is_shared(self._options, done, self._rounds)
+        return is_shared(self.options, done, self.rounds)
 
     def restore(self, records: Iterable[EvaluationRecord]) -> None:
         """Restore the evaluations known before a restart: others may have left by the time that anybody asks them."""
         for record in records:
             # The run may have fewer rounds than before, or another list of peers.
-            if record.peer in self._hearsay.peers and record.round <= self._rounds and self._samples.fit(record):
+            if record.peer in self.hearsay.peers and record.round <= self.rounds and self.samples.fit(record):
                 self.newest[record.peer, record.split] = record
 
     def share(self, records: Iterable[EvaluationRecord]) -> None:
@@ -134,14 +135,14 @@ class Evaluations:
 
     def heard(self, source: int, note: bytes) -> None:
         """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError if it is malformed."""
-        record = notes.decode_evaluation(note, self._rounds, self._metrics)
+        record = notes.decode_evaluation(note, self.rounds, self._metrics)
         if record.peer == self._peer or not self._is_news(record, source, note):
             return  # Before the signature is looked at: every neighbour brings the same.
         about, is_awaited = (record.peer, record.split), self._is_awaited(record)
-        teller = self._hearsay.teller(
+        teller = self.hearsay.teller(
             notes.EVALUATION, note, record.peer, source, self._news, about=about, is_awaited=is_awaited
         )
-        if teller is not None and not self._samples.fit(record):
+        if teller is not None and not self.samples.fit(record):
             self._complain(record, source)
         elif teller is not None:
             self._learn(record, teller, note, besides=source)
@@ -149,7 +150,7 @@ class Evaluations:
     def _is_awaited(self, record: EvaluationRecord) -> bool:
         """Return whether peers wait for an evaluation: the first one after the last round."""
         known = self.newest.get((record.peer, record.split))
-        return record.round == self._rounds and (known is None or known.round < self._rounds)
+        return record.round == self.rounds and (known is None or known.round < self.rounds)
 
     def _is_news(self, record: EvaluationRecord, source: int, note: bytes) -> bool:
         key = record.peer, record.split
@@ -171,7 +172,7 @@ class Evaluations:
         is passed on to all but `besides`."""
         key = record.peer, record.split
         is_awaited = self._is_awaited(record)
-        may_pass_on = source is not None or self._news.spend(key, self._hearsay.now()) or is_awaited
+        may_pass_on = source is not None or self._news.spend(key, self.hearsay.now()) or is_awaited
         self.newest[key] = record
         # A note that is not sent needs no signature.
         self._notes.pop(key, None)
@@ -181,9 +182,9 @@ class Evaluations:
             self._told_by.pop(key, None)
         else:
             self._told_by[key] = source
-        if may_pass_on and self._samples.may_be_told(record):
-            self._broadcast(notes.EVALUATION, self._note(record), besides)
-        self._on_news(record)
+        if may_pass_on and self.samples.may_be_told(record):
+            self.broadcast(notes.EVALUATION, self._note(record), besides)
+        self.on_news(record)
 
     def _complain(self, record: EvaluationRecord, source: int) -> None:
         if record.peer not in self._complained_of:
@@ -199,7 +200,7 @@ class Evaluations:
 
     def notes(self) -> list[bytes]:
         """Return the notes for a neighbour that was away."""
-        told = [record for record in self.newest.values() if self._samples.may_be_told(record)]
+        told = [record for record in self.newest.values() if self.samples.may_be_told(record)]
         return [self._note(record) for record in told]
 
     def _note(self, record: EvaluationRecord) -> bytes:
@@ -209,7 +210,7 @@ class Evaluations:
         if key not in self._notes:
             note = notes.encode_evaluation(record)
             own = record.peer == self._peer
-            self._notes[key] = self._hearsay.statements.sign(notes.EVALUATION, note) if own else note
+            self._notes[key] = self.hearsay.statements.sign(notes.EVALUATION, note) if own else note
         return self._notes[key]
 
     @property
@@ -231,7 +232,7 @@ class Evaluations:
         """Return the newest evaluation on the common test set of the peer that does worst. Evaluations of a device from
         before its loss are no part of the run."""
         tested = [
-            record for (peer, split), record in self.newest.items() if split == "test" and not self._is_former(peer)
+            record for (peer, split), record in self.newest.items() if split == "test" and not self.is_former(peer)
         ]
         criterion = self.told[0]
         known = [(value, record) for record in tested if (value := record.figure(criterion)) is not None]
@@ -244,7 +245,7 @@ class Evaluations:
     def finished(self) -> set[int]:
         """Return the peers whose evaluation after the last round is known."""
         return {
-            peer for (peer, split), record in self.newest.items() if split == "test" and record.round == self._rounds
+            peer for (peer, split), record in self.newest.items() if split == "test" and record.round == self.rounds
         }
 
 

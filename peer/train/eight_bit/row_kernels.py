@@ -8,6 +8,7 @@ both do the same operations.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -117,24 +118,22 @@ def softmax_backward(
     return gradient, mask_gradient_(gradient, None, 0)
 
 
+@dataclass(kw_only=True)
 class LayerNormOperands:
     """x of a layer norm: floats, or (accumulator − offset) · factor + bias plus a residual in codes."""
 
-    def __init__(
-        self,
-        *,
-        floats: torch.Tensor | None = None,
-        accumulator: torch.Tensor | None = None,
-        offset: torch.Tensor | None = None,
-        factor: float = 1.0,
-        bias: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
-        residual_zero: int = 0,
-        residual_scale: float = 1.0,
-    ) -> None:
-        self.floats, self.accumulator, self.offset, self.factor, self.bias = floats, accumulator, offset, factor, bias
-        self.residual, self.residual_zero, self.residual_scale = residual, residual_zero, residual_scale
-        source = accumulator if floats is None else floats
+    floats: torch.Tensor | None = None
+    accumulator: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    factor: float = 1.0
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    residual_zero: int = 0
+    residual_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for rows that are too wide."""
+        source = self.accumulator if self.floats is None else self.floats
         assert source is not None
         self.shape, self.device = source.shape, source.device
         if self.shape[1] > MOST_COLUMNS:
