@@ -171,7 +171,7 @@ class Rounds(Cluster[DurablePeer]):
         self.note(me, "has", receipts)
         for sender, upto in receipts.items():
             if sender in self.peers and sender not in self.dead:
-                self.peers[sender].receipt(me, upto)
+                self.peers[sender].links.acknowledge(me, upto)
 
     def receive(self, me: int, sender: int, seq: int, frame: bytes) -> Effects:
         return self.peers[me].receive(sender, seq, frame, self.now)
@@ -287,5 +287,5 @@ class Pairs(Cluster[DurablePair]):
 
     def step(self, peer: DurablePair) -> Effects:
         """Let a peer end its local step."""
-        peer.compute()
+        peer.participant.compute()
         return peer.step(self.now)

@@ -163,18 +163,18 @@ class Durable:
 
     def _performed(self, i: int, effects: Effects) -> list[OutgoingFrame]:
         for sender, upto in effects.receipts.items():
-            self.peers[sender].receipt(i, upto)
+            self.peers[sender].links.acknowledge(i, upto)
         return self.peers[i].publish(effects)
 
     def _save(self) -> None:
         for i, peer in enumerate(self.peers):
             for sender, upto in peer.save({}).items():
-                self.peers[sender].receipt(i, upto)
+                self.peers[sender].links.acknowledge(i, upto)
 
     def _sync(self) -> None:
         for i, peer in enumerate(self.peers):
             for sender, upto in peer.sync().items():
-                self.peers[sender].receipt(i, upto)
+                self.peers[sender].links.acknowledge(i, upto)
 
 
 def make_participants(setup: RunSetup) -> list[Participant]:
@@ -245,7 +245,7 @@ def measure(size: int, rounds: int, folder: Path) -> tuple[list[Row], float, int
             )
         )
     for peer in process.peers:
-        peer.close()
+        peer.disk_state.close()
     again = process.opened()[0]
     started = time.perf_counter()
     recovery = again.open()

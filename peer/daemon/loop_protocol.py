@@ -100,10 +100,6 @@ class Saver(Protocol):
         """Make what was journaled survive a power cut, and tell the neighbours what they may forget."""
         ...
 
-    def go_back(self, round_: int) -> int:
-        """Set aside what is newer than the last checkpoint at or before a round; return its round. The last call."""
-        ...
-
     def close(self) -> None:
         """Close the files."""
         ...

@@ -100,7 +100,8 @@ class PairLoop:
 
     def _compute(self) -> None:
         started = perf_counter()
-        self.durable.compute()
+        # Nothing of it is journaled, since it can be computed again.
+        self.participant.compute()
         pace(self._config.peer, started, self._config.limits.processor_share)
 
     def _step(self) -> Effects:

@@ -367,7 +367,8 @@ class Daemon:
         self.operator.state = f"diverged: {finding.reason}"
         self._metrics.flush()
         if self._config.guard.action == "rollback":
-            round_ = self.saver.go_back(self._cadence.last_common_round(finding.round))
+            disk = self.parts.training.disk_state
+            round_ = disk.go_back(self._cadence.last_common_round(finding.round))
             log.warning(
                 "what this peer had after round %d is set aside in its state folder; before the run goes on, put the"
                 " other peers back to that round too: sotto admin rollback --round %d",

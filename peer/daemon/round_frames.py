@@ -84,7 +84,7 @@ class RoundFrames:
 
     def receipt(self, peer: int, upto: int) -> None:
         """Take note that a neighbour has our frames up to `upto` for good."""
-        self.durable.receipt(peer, upto)
+        self.durable.links.acknowledge(peer, upto)
         self.on_confirmed(peer)
 
     def last_received(self, peer: int) -> int:

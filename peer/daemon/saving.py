@@ -64,13 +64,9 @@ class RoundSaver:
         """Make what was journaled survive a power cut, and tell the neighbours what they may forget."""
         self._frames.confirm(await self._runtime.sync(self._durable.sync))
 
-    def go_back(self, round_: int) -> int:
-        """Set aside what is newer than the last checkpoint at or before a round; return its round."""
-        return self._durable.go_back(round_)
-
     def close(self) -> None:
         """Close the journal."""
-        self._durable.close()
+        self._durable.disk_state.close()
 
 
 class PairSaver:
@@ -108,12 +104,8 @@ class PairSaver:
         """Make what was journaled survive a power cut."""
         await self._runtime.sync(self._durable.sync)
 
-    def go_back(self, round_: int) -> int:
-        """Set aside what is newer than the last checkpoint at or before a step; return its number."""
-        return self._durable.go_back(round_)
-
     def close(self) -> None:
         """Close journal and audit log."""
-        self._durable.close()
+        self._durable.disk_state.close()
         if self._audit_log is not None:
             self._audit_log.close()

@@ -409,10 +409,6 @@ class DurablePeer:
         self._repairs.connected(peer)
         return frames + [(0, outgoing.frame) for outgoing in self.participant.requests_to(peer)]
 
-    def receipt(self, peer: int, upto: int) -> None:
-        """Note that a neighbour has our frames up to `upto` for good."""
-        self.links.acknowledge(peer, upto)
-
     # -- durability ----------------------------------------------------------------------------------------------------
 
     def sync(self) -> dict[int, int]:
@@ -450,12 +446,3 @@ class DurablePeer:
         )
         self.durable_round, self._has_script_steps = round_, False
         return self.links.mark_durable(links.received)
-
-    def go_back(self, round_: int) -> int:
-        """Set aside everything newer than the last checkpoint at or before `round_`; return its round (0: the start).
-        The peer is of no use after that: open another one."""
-        return self.disk_state.go_back(round_)
-
-    def close(self) -> None:
-        """Close the journal."""
-        self.disk_state.close()

@@ -163,10 +163,6 @@ class DurablePair:
         """Begin an iteration. This and the following raise StateError if the disk refuses."""
         return self._called(Call.READ, lambda: self.participant.read(waited_s))
 
-    def compute(self) -> None:
-        """Compute the gradient: the expensive part. Nothing of it is journaled, since it can be computed again."""
-        self.participant.compute()
-
     def step(self, now: float) -> Effects:
         """Apply the gradient and end the iteration."""
         stepped = self.participant.recorded_step()
@@ -258,15 +254,6 @@ class DurablePair:
             facts=calls,
         )
         self.durable_round = self.round
-
-    def go_back(self, round_: int) -> int:
-        """Set aside everything newer than the last checkpoint at or before `round_`; return its round (0: the start).
-        The peer is of no use after that: open another one."""
-        return self.disk_state.go_back(round_)
-
-    def close(self) -> None:
-        """Close the journal."""
-        self.disk_state.close()
 
 
 def _calls_of(name: str, records: Sequence[Record]) -> Iterator[tuple[Stepped | None, Called]]:

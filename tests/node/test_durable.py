@@ -352,7 +352,7 @@ def test_peers_that_are_put_back_together_go_on_to_the_same_bits() -> None:
         world.now += 1.0
         for i in range(world.n):
             world.turn(i)
-    assert [peer.go_back(5) for peer in world.peers.values()] == [3] * world.n
+    assert [peer.disk_state.go_back(5) for peer in world.peers.values()] == [3] * world.n
     for disk in world.disks.values():
         assert not [name for name in disk.names() if name.startswith("journal-")]
         assert [name for name in disk.names() if name.startswith("set-aside-1-journal-")]

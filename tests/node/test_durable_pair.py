@@ -134,7 +134,7 @@ def test_a_checkpoint_that_is_written_once_more_holds_what_was_answered_since() 
     calls = len(peer.disk_state.files.read_journal(peer.disk_state.base_round, []).records)
     assert calls > 0
     expected = everything(peer, world.last[1])
-    peer.close()
+    peer.disk_state.close()
     world.peers[1] = world.make(1)
     recovery = world.peers[1].open()
     assert recovery.replayed_rounds == 0

@@ -91,7 +91,7 @@ class Peers:
 
     def _confirm(self, index: int, receipts: dict[int, int]) -> None:
         for sender, upto in receipts.items():
-            self.peers[sender].receipt(index, upto)
+            self.peers[sender].links.acknowledge(index, upto)
 
     def save(self) -> None:
         """Write a checkpoint of each."""
@@ -111,7 +111,7 @@ class Peers:
     def close(self) -> None:
         """Close their files."""
         for peer in self.peers:
-            peer.close()
+            peer.disk_state.close()
 
 
 def held(which: str = "VmRSS") -> int:

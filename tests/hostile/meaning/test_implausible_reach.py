@@ -78,7 +78,7 @@ def test_from_a_poisoned_journal_all_go_back_to_a_round_before(algorithm: str) -
     lie = wire.encode(blown_up(honest, 1e6), LAYOUT)
     world.peers[1].disk_state.append(Received(world.now, SENDER, seq, lie))
     world.restart(1)
-    assert [peer.go_back(3) for peer in world.peers.values()] == [3, 3, 3]
+    assert [peer.disk_state.go_back(3) for peer in world.peers.values()] == [3, 3, 3]
     for disk in world.disks.values():
         disk.restart()
     world.start()

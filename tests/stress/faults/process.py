@@ -344,7 +344,7 @@ class VirtualProcess:
         return False if seq else None
 
     def receipt(self, peer: int, upto: int) -> None:
-        self.peer.receipt(peer, upto)
+        self.peer.links.acknowledge(peer, upto)
 
     def last_received(self, peer: int) -> int:
         self.peer.links.meet(peer)

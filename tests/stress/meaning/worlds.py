@@ -280,7 +280,7 @@ class RoundsWorld(_World[DurablePeer], Rounds):
         for sender, told in receipts.items():
             upto = self._honest_number(sender, me, told)
             if upto > 0 and sender not in self.dead and upto < self.peers[sender].links.out[me].next_seq:
-                self.peers[sender].receipt(me, upto)
+                self.peers[sender].links.acknowledge(me, upto)
 
     def x_of(self, peer: int) -> FloatArray:
         algorithm = self.peers[peer].participant.algorithm
