@@ -75,7 +75,42 @@ class LocalStep:
     """Samples in the local steps; the expected number for private steps."""
 
 
-class Trainer:
+class StartedTraining:
+    """What training begins with, of one peer or of many: the task and its data, learning rates, and a model."""
+
+    def __init__(
+        self, task: Task, options: TrainingOptions, *, rounds: int, seed: int, device: str, base: Path | None
+    ) -> None:
+        self.task, self.options, self.seed = task, options, seed
+        self.device, self._base = open_device(device), base or Path()
+        self._train, self._test = task.train_data(), task.test_data()
+        for name, data in (("training", self._train), ("test", self._test)):
+            check_data(task, data, name)
+        self._rates = learning_rates(options, rounds)
+        self._augments = augments(task)
+
+    def _start(self) -> tuple[torch.nn.Module, dict[str, torch.nn.Parameter]]:
+        """Return the model on the device, in memory of its own, and the parameters that are trained; note their
+        layout."""
+        model = make_start_model(self.task, self.options, self.seed, self._base)
+        model.train()
+        trained = trained_parameters(model, self.options.only)
+        own_memory_(model, self.device)
+        self.layout = Layout.of_shapes([tuple(p.shape) for p in trained.values()], tuple(trained))
+        return model, trained
+
+    def initial_vector(self) -> Vector:
+        """Return the vector that every peer of the run starts from, float32[n]."""
+        model = make_start_model(self.task, self.options, self.seed, self._base)
+        trained = trained_parameters(model, self.options.only)
+        return np.concatenate([p.detach().reshape(-1).numpy() for p in trained.values()])
+
+    def rate(self, t: int) -> float:
+        """Return γ of round t."""
+        return self._rates.rate(t)
+
+
+class Trainer(StartedTraining):
     """The local step of one peer."""
 
     def __init__(
@@ -109,33 +144,24 @@ class Trainer:
         if privacy is not None:
             check_options(task, options, len(train_indices))
             options = options.model_copy(update={"label_adjustment": False})
-        self.task, self.options, self.peer, self.seed = task, options, peer, seed
-        self.device, self._base = open_device(device), base or Path()
-        self._train, self._test = task.train_data(), task.test_data()
-        for name, data in (("training", self._train), ("test", self._test)):
-            check_data(task, data, name)
+        super().__init__(task, options, rounds=rounds, seed=seed, device=device, base=base)
+        self.peer = peer
         holdout = np.empty(0, np.int64) if holdout_indices is None else holdout_indices
         self._indices: Mapping[Split, npt.NDArray[np.int64]] = {
             "train": checked_indices(train_indices, len(self._train)),
             "holdout": checked_indices(holdout, len(self._train)),
             "test": np.arange(len(self._test), dtype=np.int64),
         }
-        self._rates = learning_rates(options, rounds)
         self._shares = class_shares
         self._schedule, self._adjustment = self._deal(options)
         self._step_weight, self._alike_in_all_precisions = step_weight, alike_in_all_precisions
         self._loss = training_loss(task, adjusted=self._adjustment is not None)
-        self._model = make_start_model(task, options, seed, self._base)
-        self._model.train()
-        self._trained = trained_parameters(self._model, options.only)
-        own_memory_(self._model, self.device)
+        self._model, self._trained = self._start()
         self._frozen = FrozenParameters(self._model)
-        self.layout = Layout.of_shapes([tuple(p.shape) for p in self._trained.values()], tuple(self._trained))
         self._parameters = list(self._trained.values())
         self._sizes = list(self.layout.sizes)
         self._flat_gradient = torch.empty(self.layout.size, device=self.device)
         self._momentum = make_momentum(options)
-        self._augments = augments(task)
         self._privacy = privacy
         if privacy is not None:
             self._clipped = ClippedSum(self._loss, self._model, tuple(self._trained), privacy.clip_norm)
@@ -168,12 +194,6 @@ class Trainer:
         """The figures of the task's evaluations, the one that it is judged by first."""
         return criteria_of(self.task)
 
-    def initial_vector(self) -> Vector:
-        """Return the vector that every peer of the run starts from, float32[n]."""
-        model = make_start_model(self.task, self.options, self.seed, self._base)
-        trained = trained_parameters(model, self.options.only)
-        return np.concatenate([p.detach().reshape(-1).numpy() for p in trained.values()])
-
     def vector(self) -> Vector:
         """Return the vector that the model holds now, float32[n]."""
         return np.concatenate([p.detach().cpu().reshape(-1).numpy() for p in self._parameters])
@@ -186,10 +206,6 @@ class Trainer:
         if self._alike_in_all_precisions:
             options = options.model_copy(update={"precision": "float32"})
         return start_model(make_start_model(self.task, options, self.seed, self._base))
-
-    def rate(self, t: int) -> float:
-        """Return γ of round t."""
-        return self._rates.rate(t)
 
     def gradient(self, z: Vector, t: int, rate: float, z_step: float) -> LocalStep:
         """Return the local steps of round t from `z: float32[n]`, which is not changed.

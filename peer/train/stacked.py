@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 from torch.func import functional_call, vmap
 
-from peer.compress.layout import Layout
 from peer.config.options import TrainingOptions
 from peer.errors import DataError, LocalProtocolError, TaskError
 from peer.train.bfloat16 import computes_in_bfloat16
@@ -26,19 +25,15 @@ from peer.train.data import Batch, Classification, ImageData, TensorData, crop_a
 from peer.train.eight_bit import Network
 from peer.train.evaluation import EVALUATION_BATCH, Evaluation, class_labels, evaluate_model, judge
 from peer.train.label_adjustment import Loss, count_classes, deal_locally, training_loss
-from peer.train.learning_rate import learning_rates
 from peer.train.local_step import (
     Split,
+    StartedTraining,
     Vector,
-    augments,
-    check_data,
     checked_indices,
     make_momentum,
-    make_start_model,
     seed_operators,
-    trained_parameters,
 )
-from peer.train.memory import aligned, open_device, own_memory_
+from peer.train.memory import aligned
 from peer.train.metrics import metrics_of
 from peer.train.momentum import shortening
 from peer.train.own_task import errors_of, inner_task
@@ -68,7 +63,7 @@ class StackedStep:
     """Samples of each peer."""
 
 
-class StackedTrainer:
+class StackedTrainer(StartedTraining):
     """The local steps of many peers; the arguments and methods of `Trainer` with a row for each peer."""
 
     def __init__(
@@ -91,15 +86,11 @@ class StackedTrainer:
         case: their ranges and codes are those of one peer. The same holds for convolutions in bfloat16 on a CPU, whose
         images lie with their channels last. Raises the errors of `Trainer`.
         """
-        self.task, self.options, self.seed = task, options, seed
-        self.device, self._base = open_device(device), base or Path()
-        for name, data in (("training", task.train_data()), ("test", task.test_data())):
-            check_data(task, data, name)
-        self._train, self._test = _on_device(task.train_data(), self.device), _on_device(task.test_data(), self.device)
+        super().__init__(task, options, rounds=rounds, seed=seed, device=device, base=base)
+        self._train, self._test = _on_device(self._train, self.device), _on_device(self._test, self.device)
         self._shards = [checked_indices(shard, len(self._train)) for shard in shards]
         empty = [np.empty(0, np.int64)] * len(shards)
         self._holdouts = [checked_indices(holdout, len(self._train)) for holdout in holdouts or empty]
-        self._rates = learning_rates(options, rounds)
         totals = count_classes(task) if task.num_classes else None
         dealt = [
             deal_locally(task, options, shard, self._rates, seed=seed, peer=peer, totals=totals)
@@ -108,18 +99,13 @@ class StackedTrainer:
         self._schedules = [schedule for schedule, _ in dealt]
         self._adjustments = [adjustment for _, adjustment in dealt]
         self._adjusts = any(adjustment is not None for adjustment in self._adjustments)
-        self._augments = augments(task)
         # Shifting and mirroring treats every sample alone, so that all peers' samples can be one batch.
         kind = inner_task(task)
         self._augments_together = (
             isinstance(kind, Classification) and kind.augmentation is crop_and_flip and kind.keeps("augment")
         )
 
-        model = make_start_model(task, options, seed, self._base)
-        model.train()
-        trained = trained_parameters(model, options.only)
-        own_memory_(model, self.device)
-        self.layout = Layout.of_shapes([tuple(p.shape) for p in trained.values()], tuple(trained))
+        model, trained = self._start()
         stacks = how == "stacked" or (how == "auto" and (self.device.type == "cuda" or not _has_convolutions(model)))
         eight_bit = any(isinstance(module, Network) for module in model.modules())
         channels_last = self.device.type == "cpu" and computes_in_bfloat16(model) and _has_convolutions(model)
@@ -146,16 +132,6 @@ class StackedTrainer:
     def group_of(self, peer: int) -> int:
         """Return the number of a peer's group."""
         return peer // self._group_size
-
-    def initial_vector(self) -> Vector:
-        """Return the vector that every peer of the run starts from, float32[n]."""
-        model = make_start_model(self.task, self.options, self.seed, self._base)
-        trained = trained_parameters(model, self.options.only)
-        return np.concatenate([p.detach().reshape(-1).numpy() for p in trained.values()])
-
-    def rate(self, t: int) -> float:
-        """Return γ of round t."""
-        return self._rates.rate(t)
 
     def gradients(self, z: Matrix, t: int, z_steps: npt.NDArray[np.floating[Any]] | float) -> StackedStep:
         """Return the local steps of round t of all peers; see `gradients_of_group`."""
