@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median_low
@@ -136,25 +137,23 @@ async def ask_status(member: Member, limit: asyncio.Semaphore) -> None:
 
 async def _fetch(member: Member, known: Sequence[Member], limit: asyncio.Semaphore) -> None:
     assert member.answer is not None
-    store = MetricsStore(member.collected)
-    try:
-        # A peer that was put back to an earlier round repeats those after it.
-        store.drop_after(member.answer["round"] - 1)
-        async with limit, asyncio.timeout(_FETCH_S):
-            for table in PAGED:
-                after: int | None = -1 if table == "links" else store.last_round(member.index, table)
-                while after is not None:
-                    records, last = await fetch_page(member, known, table, after)
-                    store.put(*records)
-                    if last is not None and last <= after:
-                        raise RemoteProtocolError("sent pages that do not go on")
-                    after = last
-    except TimeoutError:
-        member.problem = f"it takes more than {_FETCH_S:g} s to hand over its figures"
-    except SottoError as error:
-        member.problem = getattr(error, "problem", None) or str(error)
-    finally:
-        store.close()
+    with closing(MetricsStore(member.collected)) as store:
+        try:
+            # A peer that was put back to an earlier round repeats those after it.
+            store.drop_after(member.answer["round"] - 1)
+            async with limit, asyncio.timeout(_FETCH_S):
+                for table in PAGED:
+                    after: int | None = -1 if table == "links" else store.last_round(member.index, table)
+                    while after is not None:
+                        records, last = await fetch_page(member, known, table, after)
+                        store.put(*records)
+                        if last is not None and last <= after:
+                            raise RemoteProtocolError("sent pages that do not go on")
+                        after = last
+        except TimeoutError:
+            member.problem = f"it takes more than {_FETCH_S:g} s to hand over its figures"
+        except SottoError as error:
+            member.problem = getattr(error, "problem", None) or str(error)
 
 
 async def fetch_page(

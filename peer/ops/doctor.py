@@ -253,11 +253,9 @@ async def _ends_connection(address: str, data: bytes) -> bool:
     try:
         async with asyncio.timeout(TIMEOUT_S / 2):
             reader, writer = await asyncio.open_connection(host, port)
-            try:
+            with contextlib.closing(writer):
                 writer.write(data)
                 await reader.read(1)
-            finally:
-                writer.close()
     except TimeoutError:
         return False
     except OSError:

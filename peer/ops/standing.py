@@ -158,10 +158,7 @@ def recorded(file: Path, index: int) -> int:
     if not file.exists():
         return 0
     try:
-        store = MetricsStore(file, read_only=True)
-        try:
+        with contextlib.closing(MetricsStore(file, read_only=True)) as store:
             return store.last_round(index) + 1
-        finally:
-            store.close()
     except sqlite3.Error:
         return 0

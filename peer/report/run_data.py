@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -141,14 +142,11 @@ def _read_metrics(data: RunData) -> bool:
     consensus: dict[int, ConsensusRecord] = {}
     for file in files:
         try:
-            store = MetricsStore(file, read_only=True)
-            try:
+            with closing(MetricsStore(file, read_only=True)) as store:
                 tables.append((store.rounds(), store.evaluations()))
                 rounds |= {(row.round, row.peer): row for row in tables[-1][0]}
                 links |= {(row.peer, row.neighbor): row for row in store.links()}
                 consensus |= {row.round: row for row in store.consensus()}
-            finally:
-                store.close()
         except sqlite3.Error as error:
             reason = _reason(error) + _advice(file, error)
             data.unreadable.append(f"{file.relative_to(data.directory)} cannot be read: {reason}")

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -76,8 +77,7 @@ def run(
         if directory is not None:
             # Before the first round: a run that breaks off can be repeated as well.
             write_resolved(config, directory / "config.toml", base)
-    metrics = MetricsStore(None if directory is None else directory / "metrics.sqlite")
-    try:
+    with closing(MetricsStore(None if directory is None else directory / "metrics.sqlite")) as metrics:
         simulator = _simulator(
             config, base, workers,
             num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked,
@@ -113,8 +113,6 @@ def run(
             write_resolved(config, directory / "config.toml", base)
         models = [participant.model().copy() for participant in simulator.participants]
         return Simulation(summary, models, averaged, trainer)
-    finally:
-        metrics.close()
 
 
 def run_to_the_end(

@@ -9,6 +9,7 @@ on it. The same holds for one whose state is lost or too old, which waits for th
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from pathlib import Path
 from typing import TypeAlias
 
@@ -75,11 +76,8 @@ async def following(error: Lost, config: Config, base: Path, runtime: Runtime) -
 
 def begin(incarnation: int, config: Config, base: Path) -> None:
     """Make the state folder of a peer, which no process uses, that of an incarnation. Raises StateError."""
-    folder = StateFolder(base / config.state.directory)
-    try:
+    with closing(StateFolder(base / config.state.directory)) as folder:
         incarnations.begin(folder.disk, incarnation)
-    finally:
-        folder.close()
     name = config.own.name
     log.warning("%s: its state is set aside, and it takes part again as a newcomer", name)
 
@@ -104,11 +102,8 @@ async def _declared_lost(error: SponsorLost, config: Config, base: Path, runtime
     access = load_credentials(config.security, base, config.own.name)
     current = incarnations.read_folder(base / config.state.directory)
     roster = Roster(config, access, current)
-    folder = StateFolder(base / config.state.directory)
-    try:
+    with closing(StateFolder(base / config.state.directory)) as folder:
         statements = statements_of(config, access, folder.disk)
-    finally:
-        folder.close()
     grounds = LossGrounds(
         membership=Membership(tuple(range(config.num_members(config.num_listed)))),
         statements=statements,
