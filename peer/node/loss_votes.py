@@ -17,11 +17,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from google.protobuf.message import DecodeError
-
 from peer.errors import RemoteProtocolError, SecurityError
 from peer.gossip.membership import ChangeKind, Membership
-from peer.node.statements import MAX_PROOF_BYTES, Statements, unsealed
+from peer.node.statements import MAX_PROOF_BYTES, Statements, opened
 from peer.proto.sottovoce.v1 import membership_pb2 as pb
 from peer.rate_limits import Allowances
 
@@ -49,11 +47,7 @@ class LossVote:
 
 def decode_vote(said: bytes) -> LossVote:
     """Return a decoded vote, whose voter is yet to be checked. Raises SecurityError for other bytes."""
-    try:
-        statement, _ = unsealed(said)
-        message = pb.LossVote.FromString(statement)
-    except DecodeError:
-        raise SecurityError("a vote makes no sense") from None
+    message = opened(pb.LossVote, said, "a vote")
     if len(said) > MAX_PROOF_BYTES or message.round >= 1 << 62:
         raise SecurityError("a vote makes no sense")
     return LossVote(message.voter, message.subject, message.round, said)
@@ -61,11 +55,7 @@ def decode_vote(said: bytes) -> LossVote:
 
 def ordered(order: bytes) -> tuple[str, int]:
     """Return the subject of an order: its name and its incarnation. Raises SecurityError for other bytes."""
-    try:
-        statement, _ = unsealed(order)
-        message = pb.LossOrder.FromString(statement)
-    except DecodeError:
-        raise SecurityError("an order makes no sense") from None
+    message = opened(pb.LossOrder, order, "an order")
     if not 0 < len(message.name) <= _MOST_NAME:
         raise SecurityError("an order names nobody")
     return message.name, message.incarnation

@@ -17,10 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
 from peer.errors import RemoteProtocolError, SecurityError
-from peer.node.statements import MAX_PROOF_BYTES, Statements, sealed, unsealed
+from peer.node.statements import MAX_PROOF_BYTES, Statements, opened, sealed, unsealed
 from peer.proto.sottovoce.v1 import membership_pb2 as pb
 
 PROGRESS = "progress"
@@ -61,11 +59,7 @@ def encode_progress(peer: int, progress: Progress) -> bytes:
 def decode_progress(said: bytes) -> tuple[int, Progress]:
     """Return (number of a peer, its progress); the signature is yet to be checked. Raises SecurityError for other
     bytes."""
-    try:
-        statement, _ = unsealed(said)
-        message = pb.Progress.FromString(statement)
-    except DecodeError:
-        raise SecurityError("it makes no sense") from None
+    message = opened(pb.Progress, said, "it")
     return message.peer, _read(message, said)
 
 
@@ -77,11 +71,7 @@ def encode_admission(admission: Admission) -> bytes:
 
 def decode_admission(said: bytes) -> Admission:
     """Return a decoded admission, whose signature is yet to be checked. Raises SecurityError for other bytes."""
-    try:
-        statement, _ = unsealed(said)
-        message = pb.Admission.FromString(statement)
-    except DecodeError:
-        raise SecurityError("an admission makes no sense") from None
+    message = opened(pb.Admission, said, "an admission")
     state, signed = _read(message.state, said), _read(message.signed, said)
     if not state < signed:
         raise SecurityError("an admission admits nothing")

@@ -7,9 +7,9 @@ them and judges proofs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from peer.errors import SecurityError
 from peer.proto.sottovoce.v1 import statement_pb2 as pb
@@ -18,6 +18,8 @@ MEMBERS = "members"
 """Topic of membership changes. Notes have their own."""
 MAX_PROOF_BYTES = 9 * 1024
 MAX_COUNTER = 1 << 63
+
+AnyStatement = TypeVar("AnyStatement", bound=Message)
 
 
 class Statements(Protocol):
@@ -81,6 +83,16 @@ def unsealed(said: bytes) -> tuple[bytes, pb.Proof | None]:
     if not 0 < message.proof.counter < MAX_COUNTER:
         raise SecurityError(f"its proof has the counter {message.proof.counter}")
     return statement, message.proof
+
+
+def opened(kind: type[AnyStatement], said: bytes, what: str) -> AnyStatement:
+    """Return the message that is signed; its proof is yet to be checked. Raises SecurityError, in which the bytes are
+    called `what`, if they are no such message."""
+    statement, _ = unsealed(said)
+    try:
+        return kind.FromString(statement)
+    except DecodeError:
+        raise SecurityError(f"{what} makes no sense") from None
 
 
 def counter_of(said: bytes) -> int | None:
