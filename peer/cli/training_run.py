@@ -128,7 +128,7 @@ def open_view(chosen: str | None, config: Config) -> Iterator[Callable[[Progress
     began = time.monotonic()
 
     def show(progress: Progress) -> None:
-        view.update(replace(progress, elapsed_s=time.monotonic() - began))
+        view(replace(progress, elapsed_s=time.monotonic() - began))
 
     with live.open_view(live=is_interactive() and chosen is None) as view:
         # The next step imports libraries and reads data, which takes seconds.

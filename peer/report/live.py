@@ -6,10 +6,11 @@ Both write to stderr, so that stdout stays free for results, and take `Progress`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -39,44 +40,17 @@ _STATE_STYLES = {
 }
 
 
-class View(Protocol):
-    """A receiver of the reports of a run."""
-
-    def update(self, progress: Progress) -> None:
-        """Show the run as it is now; may be called from any thread, as often as one likes."""
-        ...
-
-    def __enter__(self) -> View: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-def open_view(*, live: bool, console: Console | None = None) -> View:
-    """Return the live table, or lines where nobody watches a terminal."""
+@contextmanager
+def open_view(*, live: bool, console: Console | None = None) -> Iterator[Callable[[Progress], None]]:
+    """Within this context, show the run as it is whenever the function is called, from any thread: in a table that is
+    drawn anew in place, or in lines where nobody watches a terminal."""
     console = console or Console(stderr=True)
-    return LiveView(console) if live else LineView(console)
-
-
-class LiveView:
-    """The table, redrawn in place."""
-
-    def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=8, transient=False)
-
-    def update(self, progress: Progress) -> None:
-        """Draw the run as it is now."""
-        self._live.update(RunView(progress))
-
-    def __enter__(self) -> LiveView:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+    if live:
+        with Live(console=console, refresh_per_second=8, transient=False) as table:
+            yield lambda progress: table.update(RunView(progress))
+    else:
+        with LineView(console) as lines:
+            yield lines.update
 
 
 class LineView:

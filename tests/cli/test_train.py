@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from peer.cli.training_run import choose_directory, with_live_page
 from peer.config.options import load
@@ -113,9 +113,11 @@ def test_a_diverging_run_ends_with_4_and_still_gets_its_report() -> None:
 
 def test_ctrl_c_stops_after_the_round_and_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     class Impatient(live.LineView):
+        has_asked = False
+
         def update(self, progress: Progress) -> None:
-            if progress.round and progress.round < progress.rounds:
-                monkeypatch.setattr(Impatient, "update", live.LineView.update)
+            if not self.has_asked and progress.round and progress.round < progress.rounds:
+                self.has_asked = True
                 os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(live, "LineView", Impatient)
@@ -151,14 +153,18 @@ def test_the_command_of_the_live_page_is_printed_once_the_run_is_prepared(
 
 
 def test_the_command_of_the_live_page_does_not_break_the_live_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Prompt(live.Live):
+        def update(self, renderable: RenderableType, *, refresh: bool = False) -> None:
+            super().update(renderable, refresh=True)
+
     read, write = os.openpty()
     with open(write, "w", encoding="utf-8", buffering=1) as terminal, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
-        with live.LiveView(Console(file=terminal, force_terminal=True, width=80)) as view:
-            show = with_live_page(view.update, Path("runs/tty"))
+        patch.setattr(live, "Live", Prompt)
+        with live.open_view(live=True, console=Console(file=terminal, force_terminal=True, width=80)) as view:
+            show = with_live_page(view, Path("runs/tty"))
             for phase in ("preparing", "training"):
                 show(Progress(phase=phase, rounds=600, elapsed_s=0.0))
-                view._live.refresh()
     parts = []
     with contextlib.suppress(OSError):  # That is the end, once nobody writes any more.
         while part := os.read(read, 1 << 16):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from peer.records import PeerProgress, Progress
-from peer.report.live import MAX_ROWS, LineView, LiveView, RunView, line, open_view, select_rows
+from peer.report.live import MAX_ROWS, LineView, RunView, line, open_view, select_rows
 
 PEERS = tuple(
     PeerProgress(
@@ -134,10 +134,14 @@ def test_names_are_not_markup() -> None:
 def test_the_live_view_draws_and_restores_the_terminal() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=140)
-    view = open_view(live=True, console=console)
-    assert isinstance(view, LiveView)
-    with view:
-        view.update(RUN)
+    with open_view(live=True, console=console) as show:
+        show(RUN)
     assert "peer-1" in output.getvalue()
     assert output.getvalue().rstrip().endswith("\x1b[?25h")
-    assert isinstance(open_view(live=False, console=console), LineView)
+
+
+def test_where_nobody_watches_there_are_lines() -> None:
+    output = io.StringIO()
+    with open_view(live=False, console=Console(file=output, width=140)) as show:
+        show(RUN)
+    assert output.getvalue() == f"{line(RUN)}\n"
