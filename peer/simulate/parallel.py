@@ -18,13 +18,23 @@ from typing import Any, Unpack
 import numpy as np
 
 from peer import errors
-from peer.compress.payload import FloatArray
 from peer.config.options import Config
 from peer.errors import ConfigError, SottoError
 from peer.gossip.effects import Effects, OutgoingFrame
 from peer.records import Progress, RoundRecord
 from peer.simulate.rounds import Simulator
-from peer.simulate.virtual_run import Arrival, Event, Finished, RunOptions, StepDone, Timer, naming, subject
+from peer.simulate.virtual_run import (
+    Arrival,
+    Event,
+    Finished,
+    RunOptions,
+    State,
+    StepDone,
+    Timer,
+    model_of,
+    naming,
+    subject,
+)
 from peer.simulate.workers import Packed, Workers
 from peer.train.evaluation import Evaluation
 from peer.train.local_step import Split
@@ -78,14 +88,14 @@ class ParallelSimulator(Simulator):
             with naming(event):
                 self._perform(event, *next(outcomes[owner]))
 
-    def _evaluate_peers(self, wanted: Sequence[tuple[int, Split]], models: Sequence[FloatArray]) -> list[Evaluation]:
+    def _evaluate_peers(self, wanted: Sequence[tuple[int, Split]], states: Sequence[State]) -> list[Evaluation]:
         assert self._workers is not None
         owners = [self._workers.worker_of(peer) for peer, _ in wanted]
         asked: list[list[tuple[int, Split]]] = [[] for _ in self._parts]
         sent: list[list[memoryview]] = [[] for _ in self._parts]
         for owner, (peer, split) in zip(owners, wanted, strict=True):
             asked[owner].append((peer, split))
-            sent[owner].append(models[peer].data.cast("B"))
+            sent[owner].append(model_of(states[peer]).data.cast("B"))
         requests = [(["evaluate", own], models) if own else None for own, models in zip(asked, sent, strict=True)]
         found = [iter(values or ()) for values, _ in self._workers.ask(requests)]
         return [

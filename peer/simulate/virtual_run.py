@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Generic, NotRequired, TypeAlias, TypedDict, TypeVar, overload
+from typing import ClassVar, Generic, NotRequired, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,8 @@ PROGRESS_EVERY_S = 0.25
 """Seconds between reports of a run's progress."""
 
 AnyParticipant = TypeVar("AnyParticipant", Participant, PairParticipant)
+State: TypeAlias = tuple[FloatArray, float]
+"""x and u of a peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,10 +310,9 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
     def _is_evaluated(self, done: int) -> bool:
         return is_evaluated(self.config.evaluation, done, self.config.run.rounds)
 
-    def _evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> None:
-        models = _Models(states)
+    def _evaluate(self, done: int, states: list[State]) -> None:
         averaged = average(states)
-        record = consensus(done, [(z, 1.0) for z in models])
+        record = consensus(done, states)
         self.last_consensus = record.consensus_distance
         of_average = self._evaluate_average(averaged)
         averaged_record = evaluation_record(-1, done, "test", of_average)
@@ -322,8 +323,8 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         wanted: list[tuple[int, Split]] = [(peer, "test") for peer in range(0, self.num_peers, step)]
         if self._rows is None:
             wanted += [(peer, "holdout") for peer in range(self.num_peers) if len(self.setup.manifest.holdout[peer])]
-        others = [each for each in wanted if not self._is_average(*each, models, averaged)]
-        evaluated = dict(zip(others, self._evaluate_peers(others, models), strict=True))
+        others = [each for each in wanted if not self._is_average(*each, states, averaged)]
+        evaluated = dict(zip(others, self._evaluate_peers(others, states), strict=True))
         for peer, split in wanted:
             found = evaluated.get((peer, split), of_average)
             own = evaluation_record(peer, done, split, found)
@@ -336,21 +337,21 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             self._metrics.put(*records)
             self._metrics.flush()
 
-    def _is_average(self, peer: int, split: Split, models: Sequence[FloatArray], averaged: FloatArray) -> bool:
+    def _is_average(self, peer: int, split: Split, states: Sequence[State], averaged: FloatArray) -> bool:
         """Return whether a peer's evaluation is that of the averaged model: if all hold one model, and no peer has
         statistics of norms of its own."""
         trainer = self.trainer
         is_function_of_model = isinstance(trainer, Trainer) and next(trainer.model.buffers(), None) is None
-        return is_function_of_model and split == "test" and np.array_equal(models[peer], averaged)
+        return is_function_of_model and split == "test" and np.array_equal(model_of(states[peer]), averaged)
 
     def _evaluate_average(self, model: FloatArray) -> Evaluation:
         if isinstance(self.trainer, Trainer):
             return self.trainer.evaluate(model, averaged=True)
         return self.trainer.evaluate(model)
 
-    def _evaluate_peers(self, wanted: Sequence[tuple[int, Split]], models: Sequence[FloatArray]) -> list[Evaluation]:
+    def _evaluate_peers(self, wanted: Sequence[tuple[int, Split]], states: Sequence[State]) -> list[Evaluation]:
         """Return the evaluations of some peers' models on a split."""
-        return [self._evaluate_peer(peer, models[peer], split) for peer, split in wanted]
+        return [self._evaluate_peer(peer, model_of(states[peer]), split) for peer, split in wanted]
 
     def _evaluate_peer(self, peer: int, model: FloatArray, split: Split) -> Evaluation:
         """Return the evaluation of a peer's model on a split; only its own trainer has its statistics of norms."""
@@ -400,22 +401,8 @@ class _Totals:
         self.values += record.values
 
 
-@dataclass(frozen=True)
-class _Models(Sequence[FloatArray]):
-    """z = x / u of each peer, computed on demand: 100,000 models at once would take twice the memory."""
-
-    states: Sequence[tuple[FloatArray, float]]
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    @overload
-    def __getitem__(self, peer: int) -> FloatArray: ...
-    @overload
-    def __getitem__(self, peer: slice) -> _Models: ...
-    def __getitem__(self, peer: int | slice) -> FloatArray | _Models:
-        if isinstance(peer, slice):
-            return _Models(self.states[peer])
-        x, u = self.states[peer]
-        z: FloatArray = x / x.dtype.type(u)
-        return z
+def model_of(state: State) -> FloatArray:
+    """Return z = x / u, computed on demand: 100,000 models at once would take twice the memory."""
+    x, u = state
+    z: FloatArray = x / x.dtype.type(u)
+    return z

@@ -186,9 +186,9 @@ def test_an_evaluation_takes_no_copy_of_every_model_and_keeps_its_figures(stacks
 def test_where_all_hold_one_model_it_is_evaluated_once(monkeypatch):
     asked = []
 
-    def evaluate(self, wanted, models):
+    def evaluate(self, wanted, states):
         asked.extend(wanted)
-        return [self._evaluate_peer(peer, models[peer], split) for peer, split in wanted]
+        return [self._evaluate_peer(peer, virtual_run.model_of(states[peer]), split) for peer, split in wanted]
 
     monkeypatch.setattr(Simulator, "_evaluate_peers", evaluate)
     everybody = ("graph.kind=complete", "graph.weights=uniform", "compressor.kind=none")
