@@ -15,7 +15,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -57,35 +58,20 @@ class SottoCommand(click.Command):
         self.params.extend(common_options())
 
 
-class _Commands(MutableMapping[str, click.Command]):
+class _Commands(UserDict[str, Any]):
     """Commands by name. Each is imported when it is first asked for: a peer needs one of them and the memory of none of
     the others."""
 
-    def __init__(self) -> None:
-        self._found: dict[str, click.Command | str] = {}
-
     def declare(self, name: str, place: str) -> None:
         """Say that a command is imported from `place`, a module below this package; "module.name" for another name."""
-        self._found[name] = place
+        self.data[name] = place
 
     def __getitem__(self, name: str) -> click.Command:
-        found = self._found[name]
-        if isinstance(found, str):
-            module, _, attribute = found.partition(".")
-            found = self._found[name] = getattr(importlib.import_module(f"{__package__}.{module}"), attribute or name)
-        return found
-
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._found[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
+        if isinstance(place := self.data[name], str):
+            module, _, attribute = place.partition(".")
+            self.data[name] = getattr(importlib.import_module(f"{__package__}.{module}"), attribute or name)
+        command: click.Command = self.data[name]
+        return command
 
 
 class SottoGroup(click.Group):
