@@ -137,7 +137,8 @@ class Progress:
     elapsed_s: float
     """Real seconds since the run began, or was resumed."""
     begun_at_round: int = 0
-    """Rounds that had been completed then."""
+    """Rounds that had been completed at `begun_at_s`: the first of this process is over then, which waits for all."""
+    begun_at_s: float = 0.0
     peers: tuple[PeerProgress, ...] = ()
     ready: int | None = None
     """Number of peers that can begin; None if none is awaited any more."""

@@ -64,9 +64,9 @@ ROOMS: dict[str, set[str]] = {
     },
     "ops": {
         "compress", "config", "errors", "files", "foreign_text", "foreign_values", "gossip", "library", "net", "random",
-        "records", "run", "simulate", "state", "train", "wire",
+        "records", "run", "simulate", "state", "terminal", "train", "wire",
     },
-    "report": {"config", "errors", "files", "foreign_values", "gossip", "ops", "records", "state"},
+    "report": {"config", "errors", "files", "foreign_values", "gossip", "ops", "records", "state", "terminal"},
     "lab": {
         "config", "errors", "files", "foreign_values", "gossip", "links", "ops", "records", "report", "run", "simulate",
         "state", "train",

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from peer.cli.app import SottoCommand, print_json
-from peer.cli.options import (
-    DEFAULT_FILE,
-    Command,
-    config_option,
-    json_option,
-    load_peer,
-    newest_run,
-    only_running,
-)
+from peer.cli.options import DEFAULT_FILE, Command, config_option, json_option, load_peer, newest_run, only_running
 from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SottoError, StateError
 
 if TYPE_CHECKING:

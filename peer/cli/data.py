@@ -46,17 +46,9 @@ def list_data(as_json: bool) -> None:
 @data.command(cls=SottoCommand)
 @click.argument("name", metavar="NAME")
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder for the files; by default data/NAME.",
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Folder for the files; by default data/NAME."
 )
-@click.option(
-    "--mirror",
-    metavar="URL",
-    help="Fetch URL/FILENAME for each file instead of using the official address.",
-)
+@click.option("--mirror", metavar="URL", help="Fetch URL/FILENAME for each file instead of using the official address.")
 @json_option
 def fetch(name: str, output: Path | None, mirror: str | None, as_json: bool) -> None:
     """Download the files of a data set and verify their checksums.

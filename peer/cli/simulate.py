@@ -128,24 +128,24 @@ def simulate(
     config, base = load_config(config_file, settings, script, num_peers)
     count = count_peers(config, num_peers)
     slower = dict(_parse_slow(text, count) for text in slow)
-    warn(config, base, count)
-    from peer.config.writer import write_resolved
-    from peer.simulate import run as simulator
-    from peer.simulate.network import LinkModel
-
     with contextlib.ExitStack() as stack:
         if no_save:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
             directory = make_directory(runs_dir, name, f"{config.run.name}-simulated")
             stack.enter_context(report_in_any_case(directory))
+        show = stack.enter_context(open_view(view, config))
+        warn(config, base, count)
+        from peer.config.writer import write_resolved
+        from peer.simulate import run as simulator
+        from peer.simulate.network import LinkModel
+
+        if not no_save:
+            show = with_live_page(show, directory)
             write_resolved(config, directory / "config.toml", base)
             draw_graph(config, base, count, directory)
         stop = stack.enter_context(StopOnSignal())
         stack.enter_context(trackers_beside(trackers, directory))
-        show = stack.enter_context(open_view(view, config))
-        if not no_save:
-            show = with_live_page(show, directory)
         options: dict[str, Any] = {
             "num_peers": count,
             "directory": directory,

@@ -38,13 +38,7 @@ def sweep() -> None:
 @computing_options
 @json_option
 def run(
-    file: Path,
-    folder: Path | None,
-    shard: str,
-    workers: int,
-    executor: Kind,
-    address: str | None,
-    as_json: bool,
+    file: Path, folder: Path | None, shard: str, workers: int, executor: Kind, address: str | None, as_json: bool
 ) -> int:
     """Compute the missing cells of a sweep, then write results.json and results.csv.
 

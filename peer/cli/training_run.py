@@ -125,10 +125,16 @@ def open_view(chosen: str | None, config: Config) -> Iterator[Callable[[Progress
     if chosen == "none":
         yield show_nothing
         return
-    began = time.monotonic()
+    began, first, counted = time.monotonic(), -1, (0, 0.0)
 
     def show(progress: Progress) -> None:
-        view(replace(progress, elapsed_s=time.monotonic() - began))
+        nonlocal first, counted
+        elapsed_s = time.monotonic() - began
+        if progress.peers and progress.phase == "training":
+            first = progress.round if first < 0 else first
+            if not counted[0] and progress.round > first:
+                counted = progress.round, elapsed_s
+        view(replace(progress, elapsed_s=elapsed_s, begun_at_round=counted[0], begun_at_s=counted[1]))
 
     with live.open_view(live=is_interactive() and chosen is None) as view:
         # The next step imports libraries and reads data, which takes seconds.

@@ -63,6 +63,7 @@ from peer.protocol import ADMITS, AVERAGE, EQUALITY, GROUNDED, OLDEST
 from peer.run.plan import unreachable_pairs, why_no_average
 from peer.state.admission_log import AdmissionLog
 from peer.state.metrics import EvaluationRecord
+from peer.terminal import telling
 from peer.train.local_step import Split, Trainer
 from peer.train.partition import Manifest
 
@@ -89,11 +90,7 @@ class Parts:
 
 
 def assemble(
-    config: Config,
-    base: Path,
-    reread: Callable[[], Config] | None,
-    *,
-    wall_clock: Callable[[], float] = time.time,
+    config: Config, base: Path, reread: Callable[[], Config] | None, *, wall_clock: Callable[[], float] = time.time
 ) -> Parts:
     """Read data, checkpoint and journal of one peer. `wall_clock` returns the seconds since 1970. Raises SottoError."""
     local = LocalPeer(config, base)
@@ -105,6 +102,7 @@ def assemble(
         raise
 
 
+@telling(lambda: "reads checkpoint and journal")
 def assemble_around(
     local: LocalPeer,
     config: Config,
@@ -145,12 +143,7 @@ def assemble_around(
         judges[PROGRESS] = progress.heard
     incoming = Incoming(common, training, average=average, operator=operator, notes=judges, greetings=greetings)
     return Parts(
-        common=common,
-        training=training,
-        operator=operator,
-        average=average,
-        peer_list=peer_list,
-        incoming=incoming,
+        common=common, training=training, operator=operator, average=average, peer_list=peer_list, incoming=incoming
     )
 
 
@@ -227,9 +220,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
             config.run.rounds,
             name=local.roster.name,
             advice=advice(
-                config,
-                asynchronous=local.setup.spec.asynchronous,
-                members_change=local.setup.why_no_changes is None,
+                config, asynchronous=local.setup.spec.asynchronous, members_change=local.setup.why_no_changes is None
             ),
             broadcast=neighbors.broadcast,
             stop=lambda reason: runtime.request_stop(reason, at_once=True),
@@ -297,11 +288,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         return max(EQUALITY, ADMITS) if change.equivocation or change.admitted else OLDEST
 
     durable = DurablePeer(
-        participant,
-        local.folder.disk,
-        neighbors=local.others,
-        protocol_of=protocol_of,
-        **local.durability,
+        participant, local.folder.disk, neighbors=local.others, protocol_of=protocol_of, **local.durability
     )
     if isinstance(local.trainer, RecordedSteps):
         state, have_spoken = durable.disk_state, common.releases.have_spoken

@@ -31,6 +31,7 @@ from peer.run.setup import PeerTrainer, RunSetup
 from peer.state import incarnation
 from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore
+from peer.terminal import telling
 from peer.train import eight_bit
 from peer.train.partition import OwnSamples
 
@@ -83,9 +84,7 @@ class LocalPeer:
         """Rounds between regular checkpoints; 0: none."""
         # Before the data is read, which takes long, so that a second daemon on the same folder fails at once.
         self.folder = StateFolder(
-            base / config.state.directory,
-            keep=config.state.keep_checkpoints,
-            regular=self.regular,
+            base / config.state.directory, keep=config.state.keep_checkpoints, regular=self.regular
         )
         if self.folder.why_not_private is not None:
             log.warning(
@@ -100,6 +99,7 @@ class LocalPeer:
             self.folder.close()
             raise
 
+    @telling(lambda: "reads its data")
     def _read(self, config: Config, base: Path, loop: PeerTrainer | None) -> None:
         """Read the folder and the data."""
         self.incarnation = incarnation.finish(self.folder.disk).number

@@ -35,7 +35,7 @@ from pathlib import Path
 from peer import __version__
 from peer.config.options import Config
 from peer.daemon.assembly import Parts, assemble
-from peer.daemon.device.progress_log import ProgressLog, duration
+from peer.daemon.device.progress_log import ProgressLog
 from peer.daemon.device.service_manager import notify
 from peer.daemon.final_average import MODEL_NAME
 from peer.daemon.members import rejoining
@@ -52,7 +52,8 @@ from peer.node.local_steps import RecordedSteps
 from peer.records import ACCURACY, RoundRecord
 from peer.run.plan import refuse_errors, validate_config
 from peer.state.disk import private_files, writing
-from peer.terminal import command
+from peer.state.kept_file import AVERAGE_FILE
+from peer.terminal import command, duration
 from peer.train.memory import give_back_freed
 from peer.train.threads import use_one_thread
 
@@ -97,15 +98,17 @@ class Patience:
 
     def __init__(self, config: Config, base: Path) -> None:
         self._config, self._base = config, base
-        self._waits_for: str | None = None
+        self._waits_for, self._since = "", 0.0
 
     def wait(self, error: SottoError) -> None:
         """Return when it is time to look again. Raises `error` where that would change nothing, or another process
         waits for this one."""
         if has_parent() or not (error.may_pass or _data_is_away(error, self._config, self._base)):
             raise error
-        if str(error) != self._waits_for:
-            self._waits_for = str(error)
+        if str(error) == self._waits_for:
+            log.info("waits until that has passed, %s so far: %s", duration(time.monotonic() - self._since), error)
+        else:
+            self._waits_for, self._since = str(error), time.monotonic()
             log.warning("%s", error)
             log.warning("waits until that has passed, and looks again every %g s", _LOOK_AGAIN_S)
         notify(f"STATUS=waits: {error}\nEXTEND_TIMEOUT_USEC={int(10e6 * _LOOK_AGAIN_S)}")
@@ -361,7 +364,10 @@ class Daemon:
             written = f", accuracy {100 * figure:.1f} %" if is_accuracy else f", {criterion.name} {figure:.3g}"
         what, took = "left after" if self.loop.has_left else "finished", duration(self.runtime.now())
         name, done, next_ = self.local.name, self.loop.round, command("export", model.parent.parent)
-        log.info("%s %s %s rounds in %s%s. Model: %s. Next: %s", name, what, f"{done:,}", took, written, model, next_)
+        which = f"Model: {model}"
+        if self.local.steps_are_recorded and model.name == AVERAGE_FILE and self.local.setup.spec.tells_all is None:
+            which = f"The one model of all devices: {model}; that which the script holds is {name}'s own"
+        log.info("%s %s %s rounds in %s%s. %s. Next: %s", name, what, f"{done:,}", took, written, which, next_)
 
     def _end_diverged(self, finding: Diverged) -> None:
         self.operator.state = f"diverged: {finding.reason}"

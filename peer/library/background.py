@@ -82,7 +82,7 @@ def place_of(config: str | os.PathLike[str], *, deals: bool = False) -> Place:
     return Place(index, len(read.peers), name, str(path), read, lambda derive: Background(path, derive), deals=deals)
 
 
-def _speak() -> None:
+def speak() -> None:
     """Log to stderr what a peer without a script logs there, unless the script has set up logging by itself. It is
     quiet with `logging.getLogger("sotto").setLevel(logging.WARNING)`."""
     if not daemon_log.hasHandlers():
@@ -132,7 +132,7 @@ class Background(Host):
         return self._meeting
 
     def open(self, steps: LoopSteps, config: Config) -> int:
-        _speak()
+        speak()
         base = self._path.parent
         for finding in refuse_errors(validate_config(settle(config, base).config, base)):
             daemon_log.warning("%s: %s", finding.key, finding.sentence)

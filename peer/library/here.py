@@ -18,13 +18,14 @@ import numpy as np
 from peer.config.options import OWN_LOOP, Config
 from peer.config.options import check as checked
 from peer.errors import UsageError
-from peer.library.background import place_of
+from peer.library.background import place_of, speak
 from peer.library.events import RoundDone
 from peer.library.loop_steps import LoopSteps
 from peer.library.meeting import End, Finish, Meeting
 from peer.library.place import Host, Place
 from peer.node.divergence_guard import require_finite_loss
 from peer.node.local_steps import StepAbandoned
+from peer.terminal import telling
 
 log = logging.getLogger("sotto")
 
@@ -105,7 +106,7 @@ class Alone(Host):
 
     def open(self, steps: LoopSteps, config: Config) -> int:
         """Begin with the script's model: nothing is kept. Return the last round."""
-        self._steps, self._config = steps, config
+        self._steps, self._config, self._round = steps, config, 0
         return config.run.rounds - 1
 
     def start(self) -> None:
@@ -115,7 +116,9 @@ class Alone(Host):
             " and nothing survives a crash. To train with others: sotto up SCRIPT --peers 3",
             _STARTED_IN,
         )
-        threading.Thread(target=self._train, name="sotto", daemon=True).start()
+        speak()
+        tells = telling(lambda: f"trains alone, round {self._round} of {self._config.run.rounds}")
+        threading.Thread(target=tells(self._train), name="sotto", daemon=True).start()
 
     def stop(self, reason: str) -> None:
         """Ask for no further steps."""
@@ -130,6 +133,7 @@ class Alone(Host):
                 step = self._steps.gradient(z, t, rate, rate)
                 if step.loss is not None:
                     require_finite_loss(t, step.loss)
+                self._round = t + 1
                 z = z - np.float32(rate) * (step.gradient if rule is None else rule.direction_(step.gradient, z))
                 self._meeting.tell(
                     RoundDone(

@@ -25,6 +25,7 @@ from peer.net.security.revocation_list import RevocationList
 from peer.ops import enrollment
 from peer.ops.cluster_files import join_address
 from peer.ops.enrollment import CONFIG_FILE, KEY_FILE, REQUEST_FILE, listen_of
+from peer.terminal import telling
 
 _PORT = 7700
 """Port of a device, or the next that is free, unless its `host` has one."""
@@ -58,7 +59,7 @@ def join(
 
     `host` is where others reach the device, HOST[:PORT]; "-": nowhere; None: where the operator's machine sees it, if
     nothing translates addresses in between. `own` has the sections that are this device's alone. `say` is told what is
-    waited for, whenever that changes. Raises ConfigError, SecurityError (refused, or somebody else answers),
+    waited for, again and again. Raises ConfigError, SecurityError (refused, or somebody else answers),
     PeerUnreachable if the invitation expires before anybody answers, RemoteProtocolError.
     """
     file = folder / CONFIG_FILE
@@ -66,7 +67,7 @@ def join(
         raise ConfigError("is there already: this device has joined; start it with `sotto run`", file=str(file))
     _refuse_shared(own)
     held = contextlib.ExitStack()
-    said = ""
+    said = "nobody has answered yet"
     made = b""
 
     def request(seen: str | None) -> bytes:
@@ -82,7 +83,7 @@ def join(
     def keep(content: Mapping[str, Any], ca: bytes) -> None:
         _write(folder, _read(content), ca, own)
 
-    with held:
+    with held, telling(lambda: f"waiting: {said}", say):
         while True:
             given, why = _ask(invitation, request, keep)
             if given is not None and given.state == "admitted":

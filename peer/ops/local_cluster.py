@@ -525,7 +525,6 @@ def up(
                     ready=None if (ready := cluster.num_ready) == cluster.num_peers else ready,
                     rounds=cluster.rounds,
                     elapsed_s=time.monotonic() - started,
-                    begun_at_round=min(filter(None, begin), default=0),
                     peers=tuple(peers),
                     criterion=cluster.criterion,
                     averaged_figure=cluster.averaged_figure,

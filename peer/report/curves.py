@@ -47,9 +47,7 @@ def drawn_peers(data: RunData) -> list[int]:
 
 def measures(data: RunData) -> list[Against]:
     """Return rounds, bytes and seconds as horizontal axes; the latter two only where they were recorded."""
-    result = [
-        Against("round", Axis(label="round", unit="count", low=0.0), lambda _, done: done, lambda done: done),
-    ]
+    result = [Against("round", Axis(label="round", unit="count", low=0.0), lambda _, done: done, lambda done: done)]
     if any(record.frame_bytes for record in data.rounds):
         axis = Axis(label="bytes sent by a peer", unit="bytes", low=0.0)
         result.append(_cumulative(data, "bytes", axis, lambda record: record.frame_bytes, running=False))
@@ -139,14 +137,7 @@ def loss_charts(data: RunData) -> list[Chart]:
     for measure in measures(data):
         lines = _peer_lines(data, _loss, measure, most=LOSS_POINTS)
         lines += _mean_and_worst(data, _loss, measure, most=LOSS_POINTS, worst="highest of all peers")
-        charts.append(
-            line_chart(
-                f"Training loss by {measure.name}",
-                lines,
-                measure.axis,
-                Axis(label="loss", log=True),
-            )
-        )
+        charts.append(line_chart(f"Training loss by {measure.name}", lines, measure.axis, Axis(label="loss", log=True)))
     return charts
 
 

@@ -6,9 +6,11 @@ Both write to stderr, so that stdout stays free for results, and take `Progress`
 from __future__ import annotations
 
 import math
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal
 
@@ -21,9 +23,15 @@ from rich.text import Text
 
 from peer.records import ACCURACY, Criterion, PeerProgress, Progress
 from peer.report.numbers import MISSING, duration, figure, significant, size, times
+from peer.terminal import TELL_EVERY_S, telling
+
+_LOOK_EVERY_S = 1.0
 
 LINE_EVERY_S = 5.0
 """Seconds between two lines without a terminal."""
+
+_TELLING_S = 2.0
+"""Time that rounds must have taken until it says how long those to come take."""
 
 MAX_ROWS = 24
 """Most peers shown in full; of more, only the slowest, worst and best."""
@@ -44,7 +52,8 @@ _STATE_STYLES = {
 def open_view(*, live: bool, console: Console | None = None) -> Iterator[Callable[[Progress], None]]:
     """Within this context, show the run as it is whenever the function is called, from any thread: in a table that is
     drawn anew in place, or in lines where nobody watches a terminal."""
-    console = console or Console(stderr=True)
+    # The stream of now: simulated scripts have others while it is their turn.
+    console = console or Console(file=sys.stderr)
     if live:
         with Live(console=console, refresh_per_second=8, transient=False) as table:
             yield lambda progress: table.update(RunView(progress))
@@ -54,28 +63,37 @@ def open_view(*, live: bool, console: Console | None = None) -> Iterator[Callabl
 
 
 class LineView:
-    """One line at every change of phase, every `every_s` seconds, and at the end."""
+    """One line at every change of phase, every `every_s` seconds, also where nothing new is known, and at the end."""
 
     def __init__(self, console: Console, every_s: float = LINE_EVERY_S) -> None:
         self._console, self._every_s = console, every_s
+        self._updated_at, self._telling = 0.0, ExitStack()
         self._last: Progress | None = None
         self._shown: Progress | None = None
 
     def update(self, progress: Progress) -> None:
         """Print a line if it is time for one."""
-        self._last = progress
+        self._last, self._updated_at = progress, time.monotonic()
         shown = self._shown
         if shown is None or progress.phase != shown.phase or progress.elapsed_s - shown.elapsed_s >= self._every_s:
             self._print(progress)
 
     def __enter__(self) -> LineView:
+        self._telling.enter_context(telling(self._repeat, every_s=_LOOK_EVERY_S))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._telling.close()
         if self._last is not None and self._last is not self._shown:
             self._print(self._last)
+
+    def _repeat(self) -> None:
+        """Print the last known state, with the time of now, if nothing was printed for a while."""
+        last, shown, silent_s = self._last, self._shown, time.monotonic() - self._updated_at
+        if last is not None and shown is not None and last.elapsed_s + silent_s >= shown.elapsed_s + TELL_EVERY_S:
+            self._print(replace(last, elapsed_s=last.elapsed_s + silent_s))
 
     def _print(self, progress: Progress) -> None:
         self._shown = progress
@@ -94,6 +112,8 @@ def line(progress: Progress) -> str:
             parts.append(f"worst peer {_compared(progress, progress.worst_figure)}")
         if progress.averaged_figure is not None:
             parts.append(f"averaged {_compared(progress, progress.averaged_figure)}")
+        if (remaining := _remaining_s(progress)) is not None:
+            parts.append(f"about {duration(remaining)} left")
         if progress.payload_bytes:
             parts.append(f"sent {size(progress.payload_bytes)} ({times(progress.reduction)} saved)")
         troubled = [f"{peer.name} {peer.state}" for peer in progress.peers if peer.state in {"diverged", "lost"}]
@@ -151,11 +171,10 @@ def _compared(progress: Progress, value: float | None) -> str:
 
 
 def _remaining_s(progress: Progress) -> float | None:
-    done = progress.round - progress.begun_at_round
-    # Early rounds wait for connections: too soon to tell.
-    if done < 20 or progress.round >= progress.rounds:
+    done, took_s = progress.round - progress.begun_at_round, progress.elapsed_s - progress.begun_at_s
+    if done < 2 or took_s < _TELLING_S or progress.round >= progress.rounds:
         return None
-    return progress.elapsed_s / done * (progress.rounds - progress.round)
+    return took_s / done * (progress.rounds - progress.round)
 
 
 def _peer_table(progress: Progress, width: int) -> RenderableType:

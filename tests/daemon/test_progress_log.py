@@ -63,11 +63,36 @@ def test_who_is_waited_for_is_named_after_a_while() -> None:
     peer.at(0.0)
     peer.at(2.0, round=4)
     assert "waiting" not in peer.at(4.0, waiting_for=["garage"])
-    sentence = peer.at(92.0)
-    assert sentence.endswith("waiting for garage since 1 min 30 s")
+    sentence = peer.at(94.0)
+    assert sentence.endswith("waiting for garage, 1 min 30 s so far")
     assert "left" not in sentence
-    assert peer.at(92.0, waiting_for=list("abcde")).endswith("waiting for a, b, c and 2 more since 1 min 30 s")
-    assert "waiting" not in peer.at(94.0, round=5)
+    assert peer.at(94.0, waiting_for=list("abcde")).endswith("waiting for a, b, c and 2 more, 1 min 30 s so far")
+    assert "waiting" not in peer.at(96.0, round=5)
+
+
+def test_the_own_steps_are_no_waiting_for_others() -> None:
+    peer = Peer()
+    peer.at(0.0)
+    peer.at(2.0, round=1)
+    assert "waiting" not in peer.at(30.0)
+    assert "waiting" not in peer.at(32.0, waiting_for=["garage"])
+    assert peer.at(38.0).endswith("waiting for garage, 6.0 s so far")
+
+
+def test_the_wait_before_the_first_round_says_nothing_of_the_time_left() -> None:
+    peer = Peer()
+    for second in range(0, 602, 2):
+        peer.at(float(second), waiting_for=["garage"])
+    assert "left" not in peer.at(602.0, round=1, waiting_for=[])
+    assert peer.at(612.0, round=2).endswith("10 s a round, about 2 h 46 min left")
+
+
+def test_the_round_under_way_counts_once_it_takes_longer_than_the_others() -> None:
+    peer = Peer()
+    peer.at(0.0)
+    peer.at(10.0, round=1)
+    assert "10 s a round" in peer.at(19.0)
+    assert "20 s a round" in peer.at(40.0)
 
 
 def test_a_peer_of_pairs_waits_for_nobody() -> None:
@@ -101,18 +126,17 @@ def test_rounds_that_a_newcomer_is_given_say_nothing_of_its_speed() -> None:
     assert "2.0 s a round, about 16 min 38 s left" in peer.at(6.0, round=501)
 
 
-def test_lines_of_the_log_become_rare(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_gets_a_line_at_least_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     peer = Peer()
-    lines = []
+    lines = [0]
     with caplog.at_level(logging.INFO, logger="sotto"):
         for second in range(0, 7200, 2):
             peer.status["round"] = second
             peer.progress.look(float(second))
-            if len(caplog.records) > len(lines):
+            if len(caplog.records) >= len(lines):
                 lines.append(second)
-    assert lines[:5] == [10, 30, 70, 150, 310]
-    assert {later - earlier for earlier, later in itertools.pairwise(lines[6:])} == {600}
-    assert caplog.records[0].getMessage().startswith("round 10 of 1000")
+    assert {later - earlier for earlier, later in itertools.pairwise(lines)} == {8}
+    assert caplog.records[0].getMessage().startswith("round 8 of 1000")
 
 
 def test_the_service_manager_is_told_at_every_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def test_a_script_tells_its_progress_once_unless_it_is_to_be_quiet(
         own.addHandler(logging.NullHandler())
     monkeypatch.setattr(background, "daemon_log", own)
     for _ in range(2):
-        background._speak()
+        background.speak()
     own.info("round 3 of 9")
     own.warning("in trouble\x1b[2J")
     assert [line.split(maxsplit=2)[2] for line in capsys.readouterr().err.splitlines()] == expected

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import sys
+import time
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from peer.records import PeerProgress, Progress
+from peer.report import live
 from peer.report.live import MAX_ROWS, LineView, RunView, line, open_view, select_rows
 
 PEERS = tuple(
@@ -55,9 +59,12 @@ def test_the_table_has_every_peer_and_the_figures_of_the_run() -> None:
     assert "1/2" in text
 
 
-def test_the_time_left_is_that_of_the_rounds_since_the_run_was_resumed() -> None:
-    assert "12.0 s left" in shown(replace(RUN, elapsed_s=4.0, begun_at_round=20))
-    assert "left" not in shown(replace(RUN, elapsed_s=1.0, begun_at_round=39))
+def test_the_time_left_is_that_of_the_rounds_since_the_first_of_this_process() -> None:
+    begun = replace(RUN, elapsed_s=34.0, begun_at_round=20, begun_at_s=30.0)
+    assert "12.0 s left" in shown(begun)
+    assert "about 12.0 s left" in line(begun)
+    assert "left" not in shown(replace(begun, begun_at_round=39))
+    assert "left" not in shown(replace(begun, begun_at_s=33.0))
 
 
 def test_a_narrow_terminal_shows_fewer_columns_whole() -> None:
@@ -112,6 +119,29 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     assert len(lines) == 6
     assert lines[0].split()[:2] == ["0.0", "s"]
     assert "one process on all data" in lines[-1]
+
+
+def test_a_silence_without_a_terminal_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "TELL_EVERY_S", 0.01)
+    monkeypatch.setattr(live, "_LOOK_EVERY_S", 0.01)
+    output = io.StringIO()
+    with LineView(Console(file=output, width=60)) as view:
+        view.update(Progress(phase="preparing", rounds=100, elapsed_s=0.0))
+        until = time.monotonic() + 60
+        while output.getvalue().count("preparing") < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert output.getvalue().count("preparing") >= 3
+
+
+def test_lines_go_where_stderr_was_when_the_view_was_opened(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Simulated scripts print elsewhere while it is their turn."""
+    with open_view(live=False) as show:
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        show(RUN)
+    monkeypatch.undo()
+    assert "round 40/100" in capsys.readouterr().err
 
 
 def test_the_last_state_is_always_printed() -> None:

@@ -1,22 +1,19 @@
-"""Progress of the run for people: in the log now and then, and in `systemctl status` all the time."""
+"""Progress of the run for people: in the log every few seconds, and in `systemctl status` all the time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from peer.daemon.device.service_manager import notify
+from peer.terminal import TELL_EVERY_S, duration
 
 log = logging.getLogger("sotto")
 
 _LOOK_EVERY_S = 2.0
-_LINE_S, _LONGEST_PAUSE_S = 10.0, 600.0
-"""Lines of the log: the first after so many seconds, then after pauses that double up to the longest. Where a person
-watches they do not double."""
 _WINDOW_S = 300.0
 """Span over which the speed is measured: the links may be better or worse than yesterday."""
 _NOTABLE_WAIT_S = 5.0
@@ -30,10 +27,9 @@ class ProgressLog:
         self._status, self._is_member = status, is_member
         self._seen: deque[tuple[float, int]] = deque()
         """(time, completed rounds), newest last; the first is the newest that is older than the window."""
-        self._round_at: float | None = None
-        """When a round was last seen to be completed, or the watch began."""
+        self._waits_since: float | None = None
+        """When the round under way was first seen to wait for others; None while it does not."""
         self._line_at: float | None = None
-        self._pause_s = _LINE_S
 
     async def watch(self, now: Callable[[], float]) -> None:
         """Tell of the progress, without end."""
@@ -45,12 +41,10 @@ class ProgressLog:
         """Tell the service manager how far this peer is, and the log if it is time for a line."""
         sentence = self.sentence(now)
         notify(f"STATUS={sentence}")
-        if self._line_at is None:
-            self._line_at = now + self._pause_s
-        elif now >= self._line_at:
-            self._pause_s = self._pause_s if sys.stderr.isatty() else min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            self._line_at = now + self._pause_s
-            log.info("%s", sentence)
+        if self._line_at is None or now >= self._line_at:
+            if self._line_at is not None:
+                log.info("%s", sentence)
+            self._line_at = now + TELL_EVERY_S
 
     def sentence(self, now: float) -> str:
         """Return how far this peer is."""
@@ -68,10 +62,11 @@ class ProgressLog:
             parts.append(f"accuracy {100 * accuracy:.1f} %")
         if status["neighbors"]:
             parts.append(f"{status['neighbors_up']} of {status['neighbors']} neighbours connected")
-        waited = now - (now if self._round_at is None else self._round_at)
-        if (waiting := status.get("waiting_for")) and waited >= _NOTABLE_WAIT_S:
+        waiting = status.get("waiting_for")
+        self._waits_since = None if not waiting else now if self._waits_since is None else self._waits_since
+        if waiting and self._waited(now) >= _NOTABLE_WAIT_S:
             names = ", ".join(waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
-            parts.append(f"waiting for {names} since {duration(waited)}")
+            parts.append(f"waiting for {names}, {duration(self._waited(now))} so far")
         elif round_s is not None and done < rounds:
             parts.append(f"{duration(round_s)} a round, about {duration(round_s * (rounds - done))} left")
         state = str(status["state"])
@@ -81,21 +76,17 @@ class ProgressLog:
         """Return how long a round has taken of late; None before there are two looks at different rounds."""
         seen = self._seen
         if not seen or seen[-1][1] != done:
-            if seen and done < seen[-1][1]:
+            if seen and (done < seen[-1][1] or (len(seen) == 1 and self._waited(now) >= _NOTABLE_WAIT_S)):
+                # The first round of a process also waits until the others are there.
                 seen.clear()
-            self._round_at = now
+            self._waits_since = None
             seen.append((now, done))
         while len(seen) > 2 and seen[1][0] <= now - _WINDOW_S:
             seen.popleft()
-        (began, first), (_, last) = seen[0], seen[-1]
-        return (now - began) / (last - first) if last > first else None
+        (began, first), (at, last) = seen[0], seen[-1]
+        # The round under way counts once it takes longer than the others did.
+        return max((at - began) / (last - first), (now - began) / (last - first + 1)) if last > first else None
 
-
-def duration(seconds: float) -> str:
-    """Return a duration as "35 ms", "8.3 s", "4 min 12 s" or "3 h 05 min"."""
-    if seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = int(seconds) // 60
-    return f"{minutes} min {int(seconds) % 60:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    def _waited(self, now: float) -> float:
+        """Return for how long the round under way has waited for others, in seconds."""
+        return 0.0 if self._waits_since is None else now - self._waits_since

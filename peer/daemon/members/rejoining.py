@@ -27,6 +27,7 @@ from peer.node.loss_grounds import LossGrounds
 from peer.run.plan import why_no_rejoin
 from peer.state import incarnation as incarnations
 from peer.state.checkpoints import StateFolder
+from peer.terminal import telling
 
 log = logging.getLogger("sotto")
 
@@ -68,7 +69,8 @@ async def following(error: Lost, config: Config, base: Path, runtime: Runtime) -
             if config.rounds.lost_after_s is None
             else f"the others do that after {config.rounds.lost_after_s:g} s",
         )
-        incarnation = await _declared_lost(error, config, base, runtime)
+        with telling(lambda: f"{name} waits to be declared lost"):
+            incarnation = await _declared_lost(error, config, base, runtime)
     if incarnation is not None and incarnation >= MAX_INCARNATIONS:
         raise HandshakeRefused(LOST_TOO_OFTEN)
     return incarnation

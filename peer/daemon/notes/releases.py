@@ -46,11 +46,7 @@ class Releases:
     """One peer's knowledge of the releases of all."""
 
     def __init__(
-        self,
-        hearsay: notes.Hearsay,
-        software: str,
-        neighbors: Neighbors,
-        wall_clock: Callable[[], float] = time.time,
+        self, hearsay: notes.Hearsay, software: str, neighbors: Neighbors, wall_clock: Callable[[], float] = time.time
     ) -> None:
         """`software`: this peer's release. `wall_clock()`: the seconds since 1970."""
         self._hearsay, self._peer, self._now = hearsay, hearsay.own, hearsay.now
