@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 )
 @json_option
 def graph(
-    config_file: Path | None,
-    settings: tuple[str, ...],
-    num_peers: int | None,
-    svg_file: Path | None,
-    as_json: bool,
+    config_file: Path | None, settings: tuple[str, ...], num_peers: int | None, svg_file: Path | None, as_json: bool
 ) -> None:
     """Show which peer sends to which others and with what weights, and how fast the graph mixes.
 

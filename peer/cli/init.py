@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from peer.cli.app import SottoGroup
-from peer.cli.options import DAYS, PASSPHRASE, job_options, load_config, set_option
+from peer.cli.options import DAYS, KITS, PASSPHRASE, job_options, load_config, set_option
 from peer.errors import ConfigError
 from peer.terminal import command
 
@@ -38,9 +38,18 @@ all_keys_option = click.option(
 )
 @click.option("--name", metavar="NAME", help="With --join: name of the new peer.")
 @click.option(
+    "-n",
+    "--peers",
+    "num_peers",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Write ./kits for a script on N devices: this one, and seats that `sotto invite` fills.",
+)
+@click.option(
     "--host",
     metavar="HOST[:PORT]",
-    help='With --join: address at which others reach the new peer; omit it (or give "-") if it can only dial out.',
+    help='With --peers or --join: address at which others reach this device. With --join, omit it (or give "-") if it'
+    " can only dial out.",
 )
 @all_keys_option
 @force_option
@@ -51,6 +60,7 @@ def init(
     settings: tuple[str, ...],
     join: Path | None,
     name: str | None,
+    num_peers: int | None,
     host: str | None,
     all_keys: bool,
     force: bool,
@@ -63,6 +73,7 @@ def init(
     \b
     Examples:
       sotto init                            write ./peer.toml with default values
+      sotto init --peers 3                  for a script: this device, two seats
       sotto init -o run.toml -s graph.kind=torus
       sotto init -o all.toml --all-keys     write every key and what it accepts
       sotto init cluster kits --peers 8     write certificates and device folders
@@ -79,6 +90,14 @@ def init(
         click.echo(f"wrote {join / 'peer.key'} and {join / enrollment.REQUEST_FILE}; key {thumbprint}")
         signs = command("admin", "sign", "KITS", enrollment.REQUEST_FILE)
         click.echo(f"next, where the cluster was created: {signs}")
+        return
+    if num_peers is not None:
+        from peer.ops.invitations import address_towards
+
+        at, settings = host or address_towards(), ("training.task=loop", *settings)
+        seats = {"seats": num_peers - 1, "hosts": (at,), "settings": settings, "all_keys": all_keys, "force": force}
+        context.invoke(cluster, directory=KITS, num_peers=num_peers, **seats)
+        click.echo(f"the others reach this machine at {at}; if that is wrong: --host HOST --force")
         return
     if name or host:
         raise ConfigError("can only be used with --join", key="--name" if name else "--host")

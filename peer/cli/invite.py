@@ -6,6 +6,8 @@ import os
 import queue
 import sys
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +15,9 @@ import click
 
 from peer.cli.app import SottoCommand, print_json
 from peer.cli.devices import is_print, passphrase_of, show_proposal
-from peer.cli.options import script_options, set_option
+from peer.cli.options import KITS, script_options, set_option
 from peer.errors import SecurityError, SottoError
-from peer.terminal import command
+from peer.terminal import command, telling
 
 if TYPE_CHECKING:
     from peer.config.options import Config
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=SottoCommand)
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=click.Path(path_type=Path), default=KITS)
 @click.option(
     "--count",
     type=click.IntRange(0, 64),
@@ -74,15 +76,15 @@ def invite(
 ) -> None:
     """Print invitations for new devices, and admit the devices that come with them.
 
-    DIRECTORY is the cluster folder that holds ca.key. Give each device one of the printed lines, by a way that only its
-    user reads, and run `sotto join` there. While this command runs, it listens on a port of its own. For each device
-    that proves that it was invited, it shows name, address and thumbprint of the key, and asks. Compare the thumbprint
-    with the one that the device shows. A device that is admitted gets its certificate and the settings of the run, and
-    joins the run, even one in progress.
+    DIRECTORY is the cluster folder that holds ca.key, by default ./kits. Give each device one of the printed lines, by
+    a way that only its user reads, and run `sotto join` there. While this command runs, it listens on a port of its
+    own. For each device that proves that it was invited, it shows name, address and thumbprint of the key, and asks.
+    Compare the thumbprint with the one that the device shows. A device that is admitted gets its certificate and the
+    settings of the run, and joins the run, even one in progress.
 
-    The command ends when all its invitations have been used. Ctrl-C ends it earlier: devices then wait, and `sotto
-    invite DIRECTORY --count 0` goes on. An invitation belongs to the first key that comes with it. A second one is
-    refused, and reported: the invitation has leaked.
+    The command ends when all its invitations have been used, or all seats are filled that they are for. Ctrl-C ends it
+    earlier: devices then wait, and `sotto invite DIRECTORY --count 0` goes on. An invitation belongs to the first key
+    that comes with it. A second one is refused, and reported: the invitation has leaked.
 
     \b
     Examples:
@@ -114,15 +116,25 @@ def invite(
                     click.echo(each.text())
             click.echo(f"answering at {', '.join(at)} until all are used; Ctrl-C ends", err=True)
             sys.stdout.flush()
-            while desk.unanswered([each.id for each in made] or None) or not desk.events.empty():
-                try:
-                    event = desk.events.get(timeout=0.5)
-                except queue.Empty:
-                    continue
+            while (event := _next_event(desk, [each.id for each in made], is_for_seats=0 < seats >= count)) is not None:
                 approved = yes or any(is_print(key, event.thumbprint) for key in keys)
                 _handle(desk, event, approved, as_json)
+            click.echo("all seats are filled" if seats and not free_seats(directory) else "all are used", err=True)
         finally:
             listener.close()
+
+
+def _next_event(desk: Invitations, made: list[bytes], *, is_for_seats: bool) -> Event | None:
+    """Return what happened next; None once nobody is waited for. `made`: IDs of the invitations, or all if empty."""
+
+    def waits() -> int:
+        return len(desk.unanswered(made or None, is_for_seats=is_for_seats))
+
+    with telling(lambda: f"waiting for {waits()} invited devices", partial(click.echo, err=True)):
+        while waits() or not desk.events.empty():
+            with suppress(queue.Empty):
+                return desk.events.get(timeout=0.5)
+    return None
 
 
 def _handle(desk: Invitations, event: Event, approved: bool, as_json: bool) -> None:
@@ -236,7 +248,7 @@ def join(
     name = name or device_name()
     folder = folder or Path(name)
     invitation = read_invitation(_pasted())
-    file = join(folder, invitation, name=name, host=host, own=own, say=lambda sentence: click.echo(sentence, err=True))
+    file = join(folder, invitation, name=name, host=host, own=own, say=partial(click.echo, err=True))
     config = load(file, environment={})
     begins = "it joins some rounds after it connects" if config.own.admitted else "round 0 begins when all are there"
     click.echo(f"admitted to {invitation.run} as {config.own.name}; {begins}; folder {folder}", err=True)

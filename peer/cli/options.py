@@ -21,6 +21,8 @@ DEFAULT_FILE = Path("peer.toml")
 DEFAULT_PEERS = 8
 DAYS = click.IntRange(1, 36500)
 RUNS = Path("runs")
+KITS = Path("kits")
+"""Folder of a cluster that nobody named."""
 PASSPHRASE = "SOTTO_CA_PASSPHRASE"
 """Environment variable with the passphrase of ca.key, for scripts."""
 
@@ -36,12 +38,7 @@ out_option = click.option(
 )
 
 config_option = click.option(
-    "-c",
-    "--config",
-    "config_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Configuration file (TOML).",
+    "-c", "--config", "config_file", metavar="FILE", type=click.Path(path_type=Path), help="Configuration file (TOML)."
 )
 
 set_option = click.option(
@@ -63,9 +60,21 @@ peers_option = click.option(
 )
 
 
-def newest_run(pattern: str = "*/config.toml") -> Path:
+def own_file(beside: str = "peer.key") -> Path:
+    """Return ./peer.toml; without it that of the only device here whose folder has a key, or what else is to lie
+    `beside` its file."""
+    from peer.config.options import configurations_below
+
+    found = [each for each in configurations_below(Path()) if each.with_name(beside).exists()]
+    return DEFAULT_FILE if DEFAULT_FILE.exists() or len(found) != 1 else found[0]
+
+
+def newest_run(pattern: str = "*/config.toml", *, or_device: bool = False) -> Path:
     """Return the folder below ./runs that was written to last, of those that hold a run and match, and say on stderr
-    which it is. Raises ConfigError if there is none."""
+    which it is; `or_device`: rather the folder of `own_file`, where that has trained. Raises ConfigError if there is
+    none."""
+    if or_device and (own := own_file("state")).exists():
+        return own.parent
     runs = {RUNS / file.relative_to(RUNS).parts[0] for file in RUNS.glob(pattern)}
     if not runs:
         from peer.config.options import configurations_below
@@ -115,10 +124,7 @@ def script_options(command: Command) -> Command:
 
 
 shard_option = click.option(
-    "--shard",
-    metavar="I/N",
-    default="0/1",
-    help="Only every N-th cell, beginning with number I, from 0 to N - 1.",
+    "--shard", metavar="I/N", default="0/1", help="Only every N-th cell, beginning with number I, from 0 to N - 1."
 )
 
 

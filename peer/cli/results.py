@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from peer.cli.app import SottoCommand, print_json
-from peer.cli.options import DEFAULT_FILE, json_option, newest_run
+from peer.cli.options import json_option, newest_run
 from peer.errors import ConfigError, SottoError, StateError
 
 if TYPE_CHECKING:
@@ -107,10 +108,11 @@ def export(
       sotto export kits/peer-0 kits/peer-2 --statistics peer-0
       sotto export runs/reviews --format huggingface -o reviews
     """
-    sources = sources or (Path() if DEFAULT_FILE.exists() else newest_run(),)
+    sources = sources or (newest_run(or_device=True),)
     for each in sources:
         if not each.exists():
             raise StateError(f"{each}: no such folder")
+    from peer.terminal import telling
     from peer.train.startup import quick_imports
 
     with quick_imports():
@@ -122,7 +124,8 @@ def export(
     if hub:
         output /= "model.safetensors"
     beside = Beside(program=program, onnx=onnx, onnx_int8=onnx_int8, card=not no_card, hub=hub)
-    exported = export_model(
+    export = telling(lambda: "reads and writes the model", partial(click.echo, err=True))(export_model)
+    exported = export(
         sources, output, peer_index=peer_index, statistics=statistics, int8=int8, beside=beside, force=force
     )
     if rest := exported.rounds_to_come:
@@ -147,11 +150,7 @@ def export(
 @click.command(cls=SottoCommand)
 @click.argument("directories", metavar="[DIR...]", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File to write; by default DIR/report.html.",
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="File to write; by default DIR/report.html."
 )
 @click.option("--offline", is_flag=True, help="Of a cluster, ask no peer: use what is in the folder.")
 @json_option

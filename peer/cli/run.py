@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from peer.cli.app import SottoCommand, raise_log_level
-from peer.cli.options import DEFAULT_FILE, config_option, load_peer, script_options, set_option
+from peer.cli.options import config_option, load_peer, own_file, script_options, set_option
 from peer.library.script import Script, log_failure, named_script
+from peer.terminal import telling
 from peer.train.startup import complete_torch, quick_imports
 
 if TYPE_CHECKING:
@@ -29,10 +30,11 @@ def run(
 ) -> int:
     """Run one peer in the foreground: its daemon, or a training script that joins the run.
 
-    Without --config it reads ./peer.toml. SIGTERM or Ctrl-C finishes the round, saves the state and closes the
-    connections; a second signal stops at once. The exit code is then 130; after the last round and
-    after `sotto stop` it is 0. When started again, the peer resumes exactly where it stopped. SIGHUP or
-    `sotto admin reload` makes it read its list of peers again. Under systemd it reports readiness (Type=notify).
+    Without --config it reads ./peer.toml, or that of the only device in the folders here. SIGTERM or Ctrl-C finishes
+    the round, saves the state and closes the connections; a second signal stops at once. The exit code is then 130;
+    after the last round and after `sotto stop` it is 0. When started again, the peer resumes exactly where it stopped.
+    SIGHUP or `sotto admin reload` makes it read its list of peers again. Under systemd it reports readiness
+    (Type=notify).
 
     A SCRIPT calls `sottovoce.join`, which then needs no configuration. {peer} in its arguments becomes the name of this
     peer. A signal ends it as Ctrl-C does.
@@ -46,15 +48,16 @@ def run(
       SOTTO_PEER__LISTEN=0.0.0.0:7800 sotto run -v
     """
     raise_log_level()
+    config_file = config_file or own_file()
     config, base = load_peer(config_file, settings)
     # The code of a task may change the working directory.
-    file, base = (config_file or DEFAULT_FILE).absolute(), base.absolute()
+    file, base = config_file.absolute(), base.absolute()
     # Also the import below takes long enough for a signal to come.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if (script := named_script(words, module)) is not None:
         return _run_script(script, config, file, settings, base, deal=deal)
     # Imported once the configuration is known to be sound: torch takes most of the time of a start.
-    with quick_imports():
+    with quick_imports(), telling(lambda: "loads its libraries"):
         from peer.daemon import process
 
     return process.run(config, base, lambda: load_peer(file, settings)[0])
@@ -67,9 +70,14 @@ def _run_script(
     Raises TaskError for an error of the script, and UsageError for one that did not join."""
     from peer.config.options import ENVIRONMENT_PREFIX
     from peer.errors import TaskError, UsageError
-    from peer.library.here import DEALS, FILE
-    from peer.library.random_state import draw_alike
-    from peer.train.own_task import UserCode
+
+    with telling(lambda: "loads its libraries"):
+        from peer.library.here import DEALS, FILE
+        from peer.library.random_state import draw_alike
+        from peer.train.own_task import UserCode
+
+        # The process that peers are forked from has left some of it out.
+        complete_torch()
 
     os.environ[FILE] = str(file)
     if deal:
@@ -77,8 +85,6 @@ def _run_script(
     for setting in settings:
         key, _, value = setting.partition("=")
         os.environ[ENVIRONMENT_PREFIX + key.strip().upper().replace(".", "__")] = value.strip()
-    # The process that peers are forked from has left some of it out.
-    complete_torch()
     _draw_other_numbers()
     sys.path.insert(0, str(script.folder))
     try:

@@ -112,10 +112,7 @@ def measure(profiles: tuple[str, ...], seconds: float, as_json: bool) -> None:
 @click.argument("profile")
 @click.argument("containers", metavar="[CONTAINER]...", nargs=-1)
 @click.option(
-    "--devices",
-    type=click.IntRange(min=2),
-    metavar="N",
-    help="Create N devices, each a namespace with an address.",
+    "--devices", type=click.IntRange(min=2), metavar="N", help="Create N devices, each a namespace with an address."
 )
 @interface_option
 @json_option

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from peer.cli.app import SottoCommand, print_json
-from peer.cli.options import DEFAULT_FILE, json_option, newest_run
+from peer.cli.options import json_option, newest_run
 from peer.errors import ConfigError
 
 
@@ -25,9 +25,7 @@ from peer.errors import ConfigError
     help="Port on loopback.",
 )
 @click.option(
-    "--operate",
-    is_flag=True,
-    help="Add actions: stop, leave, remove, reload. It needs the operator's certificate.",
+    "--operate", is_flag=True, help="Add actions: stop, leave, remove, reload. It needs the operator's certificate."
 )
 @json_option
 def watch(place: Path | None, port: int, operate: bool, as_json: bool) -> None:
@@ -63,7 +61,7 @@ def watch(place: Path | None, port: int, operate: bool, as_json: bool) -> None:
     from peer.watch.server import listen, server
 
     if place is None:
-        place = DEFAULT_FILE if DEFAULT_FILE.exists() else newest_run()
+        place = newest_run(or_device=True)
     observer = open_observer(place)
     if operate:
         check_operator(observer)

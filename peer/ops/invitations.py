@@ -153,15 +153,16 @@ class Invitations:
         files = self._directory / "operator.pem", self._directory / "operator.key"
         return Listener(self, (host, places[0][1]), *files, self._authority)
 
-    def unanswered(self, of: Sequence[bytes] | None = None) -> list[bytes]:
+    def unanswered(self, of: Sequence[bytes] | None = None, *, is_for_seats: bool = False) -> list[bytes]:
         """Return the IDs of invitations, of all or of some, that have not expired and whose device does not know yet
-        what became of it."""
+        what became of it. Where they are for seats alone, those that came to nobody do not count once all are taken."""
+        is_full = is_for_seats and not enrollment.free_seats(self._directory)
         with self._lock:
             return [
                 id_
                 for id_, record in self._records.items()
                 if (of is None or id_ in of)
-                and not record.is_kept
+                and not (record.is_kept or (is_full and record.decision == "open"))
                 and read_invitation(record.text).expires > time.time()
             ]
 
@@ -329,11 +330,22 @@ def own_hosts(directory: Path, port: int) -> list[str]:
     for host in hosts:
         if is_loopback(host):
             return [join_address("127.0.0.1", port)]
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with contextlib.suppress(ConfigError):
+            return [join_address(address_towards(host), port)]
+    return [join_address(address_towards(), port)]
+
+
+def address_towards(host: str = "192.0.2.1") -> str:
+    """Return the address of this machine from which it reaches a host; by default, one beyond its own network. Raises
+    ConfigError if it has no way there."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             # This sends nothing.
             probe.connect((host, 9))
-            return [join_address(probe.getsockname()[0], port)]
-    raise ConfigError("is missing: this machine has no way to the devices", key="--host", valid="its address")
+            return str(probe.getsockname()[0])
+    except OSError:
+        problem = "is missing: this machine has no way to other devices"
+        raise ConfigError(problem, key="--host", valid="its address") from None
 
 
 def _invitable(directory: Path) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,7 +19,7 @@ import click
 import pytest
 from click.testing import Result
 
-from peer.config.options import load
+from peer.config.options import Config, load
 from peer.errors import ConfigError
 from peer.net.security.requests import request_certificate
 from peer.ops import joining
@@ -300,12 +301,11 @@ def test_a_device_hears_that_the_last_seat_was_taken_while_it_waited() -> None:
 def test_a_run_begins_when_its_seats_are_filled(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(SCRIPT)
     ports = free_ports(4)
-    made = sotto(
-        "init", "cluster", "new", "--peers", "3", "--seats", "2", "--host", f"127.0.0.1:{ports[0]}", "--task=loop"
-    )
+    made = sotto("init", "--peers", "3", "--host", f"127.0.0.1:{ports[0]}", "--force")
     assert made.exit_code == 0
     assert "fill the seats with:" in made.stdout
-    invited = [sys.executable, "-m", "peer", "invite", "new", "--yes", "--count", "2", "--port", str(ports[3])]
+    assert f"the others reach this machine at 127.0.0.1:{ports[0]}" in made.stdout
+    invited = [sys.executable, "-m", "peer", "invite", "--yes", "--count", "2", "--port", str(ports[3])]
     inviting = subprocess.Popen(invited, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert inviting.stdout is not None
     train = ("../own.py", "--", "{peer}", "0", "12")
@@ -319,19 +319,54 @@ def test_a_run_begins_when_its_seats_are_filled(tmp_path: Path) -> None:
         {("garage", "peer-1"), ("attic", "peer-2")},
         {("garage", "peer-2"), ("attic", "peer-1")},
     )
-    folder = tmp_path / "first"
-    folder.mkdir()
-    first = [sys.executable, "-m", "peer", "run", "--config", "../new/peer-0/peer.toml", *train]
-    with open(folder / "log.txt", "w") as log:
-        devices.append(subprocess.Popen(first, cwd=folder, stdout=log, stderr=log))
-    for device, name in zip(devices, ("garage", "attic", "first"), strict=True):
-        assert device.wait(PATIENCE_S) == 0, (tmp_path / name / "log.txt").read_text()
+    first = [sys.executable, "-m", "peer", "run", "own.py", *train[1:]]
+    with open(tmp_path / "log.txt", "w") as log:
+        devices.append(subprocess.Popen(first, cwd=tmp_path, stdout=log, stderr=log))
+    for device, name in zip(devices, ("garage", "attic", "."), strict=True):
+        said = (tmp_path / name / "log.txt").read_text
+        assert device.wait(PATIENCE_S) == 0, said()
+        assert re.search(r"The one model of all devices: \S+/average\.safetensors; that .* is peer-\d's own\.", said())
     assert "; round 0 begins when all are there" in (tmp_path / "attic" / "log.txt").read_text()
-    folders = (tmp_path / "garage/garage", tmp_path / "attic/attic", tmp_path / "new/peer-0", tmp_path / "new")
+    # Without a folder it is that of the device here.
+    folders = ([], [tmp_path / "garage/garage"], [tmp_path / "attic/attic"], ["kits"])
     for number, each in enumerate(folders):
-        assert sotto("export", str(each), "-o", f"{number}.safetensors").exit_code == 0
+        assert sotto("export", *map(str, each), "-o", f"{number}.safetensors").exit_code == 0
     assert len({Path(f"{number}.safetensors").read_bytes() for number in range(4)}) == 1, "every device's is the same"
     found = sorted(
-        file.name for name in ("garage", "attic", "first") for file in (tmp_path / name).glob("*.safetensors")
+        file.name for name in ("garage", "attic", ".") for file in (tmp_path / name).glob("peer-*.safetensors")
     )
     assert found == ["peer-0.safetensors", "peer-1.safetensors", "peer-2.safetensors"]
+
+
+def test_inviting_ends_when_the_last_seat_is_filled(tmp_path: Path) -> None:
+    assert sotto("init", "--peers", "2", "--host", "127.0.0.1", "--force").exit_code == 0
+    (port,) = free_ports(1)
+    with Invitations(Path("kits")) as desk:
+        text, _ = [desk.issue([f"127.0.0.1:{port}"], 3600).text() for _ in range(2)]
+    inviting = Inviting("--count", "0", "--yes", "--port", str(port))
+    device = join_process(tmp_path / "device", "--name", "garage", "--no-run", typed=text)
+    assert device.wait(PATIENCE_S) == 0
+    result = inviting.ended()
+    assert result.exit_code == 0
+    assert result.stderr.endswith("garage has its certificate, and joins once its peer runs\nall seats are filled\n")
+
+
+def test_a_device_says_again_and_again_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Enough(Exception):
+        pass
+
+    with Invitations(Path("kits")) as desk:
+        invitation = desk.issue([f"127.0.0.1:{free_ports(1)[0]}"], 3600)
+    again = threading.Event()
+    monkeypatch.setattr(joining, "telling", partial(joining.telling, every_s=0.01))
+
+    def say(sentence: str) -> None:
+        if sentence.startswith("waiting: nobody answers at 127.0.0.1") and sentence.endswith(" so far"):
+            again.set()
+
+    def sleep(seconds: float) -> None:
+        assert again.wait(PATIENCE_S)
+        raise Enough
+
+    with pytest.raises(Enough):
+        joining.join(tmp_path / "new", invitation, name="garage", host=None, own=Config(), say=say, sleep=sleep)
