@@ -111,12 +111,12 @@ class Alone(Host):
 
     def start(self) -> None:
         """Say that nobody else trains, and let the rounds begin."""
+        speak()
         log.warning(
             "this script trains alone: `sotto` did not start it, and there is no peer.toml in %s; nothing is exchanged,"
             " and nothing survives a crash. To train with others: sotto up SCRIPT --peers 3",
             _STARTED_IN,
         )
-        speak()
         tells = telling(lambda: f"trains alone, round {self._round} of {self._config.run.rounds}")
         threading.Thread(target=tells(self._train), name="sotto", daemon=True).start()
 

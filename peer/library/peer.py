@@ -163,6 +163,8 @@ class Peer:
         """Whether `evaluate` was never called in this run."""
         self._passes = 0
         """Passes over the data that `until_done` has ended."""
+        self._loops = 0
+        """Calls of `until_done`."""
         self._resumed_random: dict[str, Any] | None = None
         """State from which a resumed script's random numbers continue, until its first step."""
         self._state: Literal["new", "training", "stopped", "completed", "closed"] = "new"
@@ -453,6 +455,9 @@ class Peer:
         """
         self._check_call("until_done")
         self._try_evaluation()
+        self._loops += 1
+        if self._is_done and self._loops == 2:
+            log.warning("until_done yields nothing more: it takes the place of the loop over epochs as well")
         unstepped = 0
         while not self._is_done:
             _set_epoch(batches, self._passes)

@@ -310,13 +310,15 @@ def test_a_stop_of_the_operator_ends_the_loop(tmp_path: Path) -> None:
         assert again.steps == peer.steps - 1
 
 
-def test_a_run_that_is_complete_hands_over_its_model_again(tmp_path: Path) -> None:
+def test_a_run_that_is_complete_hands_over_its_model_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file, model = kit(tmp_path), make_model()
     with sottovoce.join(model, file, every=1) as peer:
-        for _ in peer.until_done([1]):
-            with torch.no_grad():
-                model[0].weight.add_(1.0)
-            peer.step()
+        for _epoch in range(3):
+            for _ in peer.until_done([1]):
+                with torch.no_grad():
+                    model[0].weight.add_(1.0)
+                peer.step()
+        assert caplog.text.count("until_done yields nothing more: it takes the place of the loop over epochs") == 1
         peer.save(tmp_path / "model.safetensors")
     again = make_model()
     with sottovoce.join(again, file, every=1) as peer:
