@@ -130,7 +130,7 @@ def open_view(chosen: str | None, config: Config) -> Iterator[Callable[[Progress
     def show(progress: Progress) -> None:
         nonlocal first, counted
         elapsed_s = time.monotonic() - began
-        if progress.peers and progress.phase == "training":
+        if progress.peers:
             first = progress.round if first < 0 else first
             if not counted[0] and progress.round > first:
                 counted = progress.round, elapsed_s

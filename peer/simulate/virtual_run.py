@@ -199,16 +199,13 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         """Run to the last round; return whether it was reached (False: `stop` was set). Raises DivergenceError."""
         started = shown = time.monotonic()
         self._start()
-        events = 0
         while self.agenda:
             self._go_on()
-            events += 1
-            if events % 64 == 0 or self.num_peers >= 64:
-                if stop is not None and stop.is_set():
-                    return False
-                if on_progress is not None and time.monotonic() - shown > PROGRESS_EVERY_S:
-                    shown = time.monotonic()
-                    on_progress(self.progress(shown - started))
+            if stop is not None and stop.is_set():
+                return False
+            if on_progress is not None and time.monotonic() - shown > PROGRESS_EVERY_S:
+                shown = time.monotonic()
+                on_progress(self.progress(shown - started))
         self._finish()
         if on_progress is not None:
             on_progress(self.progress(time.monotonic() - started))

@@ -11,14 +11,15 @@ import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console, RenderableType
 
-from peer.cli.training_run import choose_directory, with_live_page
+from peer.cli.training_run import choose_directory, open_view, with_live_page
 from peer.config.options import load
 from peer.errors import ConfigError
-from peer.records import Progress
+from peer.records import PeerProgress, Progress
 from peer.report import live
 from tests.cli.runner import sotto
 
@@ -126,6 +127,18 @@ def test_ctrl_c_stops_after_the_round_and_keeps_what_there_is(monkeypatch: pytes
     assert "stopping after this round" in result.stderr
     assert json.loads(Path("runs/long/summary.json").read_text())["ended"] == "stopped"
     assert Path("runs/long/report.html").exists()
+
+
+def test_the_time_left_counts_from_the_first_round_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments, shown = iter((0.0, 5.0, 100.0, 110.0, 130.0)), []
+    monkeypatch.setattr("peer.cli.training_run.time", SimpleNamespace(monotonic=lambda: next(moments)))
+    monkeypatch.setattr(live.LineView, "update", lambda view, progress: shown.append(progress))
+    with open_view(True, load(environment={})) as show:
+        for done in (4, 5, 7):
+            peers = (PeerProgress(name="peer-0", round=done),)
+            show(Progress(phase="training", rounds=10, elapsed_s=0.0, peers=peers))
+    begun = [(each.elapsed_s, each.begun_at_round, each.begun_at_s) for each in shown]
+    assert begun == [(5.0, 0, 0.0), (100.0, 0, 0.0), (110.0, 5, 110.0), (130.0, 5, 110.0)]
 
 
 def test_run_folders_are_numbered_unless_named(tmp_path: Path) -> None:

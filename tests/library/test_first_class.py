@@ -245,8 +245,8 @@ def test_plain_python_trains_alone_and_says_so_first_and_last(script: Path) -> N
     found = plain(script.parent, "own.py", "alone", "0", "31")
     assert found.returncode == 0, found.stderr
     first, *_, last = found.stderr.splitlines()
-    assert "this script trains alone: " in first
-    assert last.endswith("this script has trained alone: no other device had a part in its model")
+    assert " this script trains alone: " in first
+    assert last.endswith(" this script has trained alone: no other device had a part in its model")
     assert "peer-0 begins at 0 with 90 samples" in found.stdout
     assert (script.parent / "alone.safetensors").exists()
     script.write_text(SCRIPT.replace("steps=steps, ", ""))

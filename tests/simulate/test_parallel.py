@@ -18,6 +18,7 @@ from peer.errors import ConfigError, DivergenceError, LocalProtocolError
 from peer.simulate import workers as workers_module
 from peer.simulate.network import Agenda, LinkModel
 from peer.simulate.parallel import ParallelSimulator
+from peer.simulate.rounds import Simulator
 from peer.simulate.run import run
 from peer.state.metrics import MetricsStore
 from peer.train import stacked as stacked_module
@@ -113,6 +114,14 @@ def test_a_run_that_is_stopped_leaves_the_models_of_its_workers():
         patch.setattr("peer.simulate.virtual_run.PROGRESS_EVERY_S", 0.0)
         assert not simulator.run(stop=stop, on_progress=after_some)
     assert not any(np.array_equal(participant.model(), start) for participant in simulator.participants)
+
+
+def test_a_run_of_few_long_rounds_tells_of_each(monkeypatch):
+    monkeypatch.setattr("peer.simulate.virtual_run.PROGRESS_EVERY_S", -1.0)
+    seen = set()
+    simulator = Simulator(job("algorithm.name=sgp"), Path(), num_peers=2, step_s=1.0)
+    assert simulator.run(on_progress=lambda progress: seen.add(progress.round))
+    assert seen == set(range(simulator.config.run.rounds + 1))
 
 
 def test_a_worker_that_ends_is_a_bug_and_no_hang(monkeypatch):
