@@ -139,18 +139,21 @@ def up(
             if script is not None:
                 record_script(script, directory)
         with StopOnSignal() as stop, trackers_beside(trackers, directory):
-            summary = local_cluster.up(
+            cluster = local_cluster.Cluster(
                 config,
                 base,
                 num_peers=count,
                 directory=directory,
-                on_progress=with_live_page(show, directory),
-                stop=stop.event,
-                baseline=not no_baseline,
                 lineup=lineup,
                 fork_server=fork_server,
                 debug=debug_wanted(),
                 script=() if script is None else script.words,
+            )
+            summary = local_cluster.up(
+                cluster,
+                on_progress=with_live_page(show, directory),
+                stop=stop.event,
+                baseline=not no_baseline,
                 command=command_line(),
             )
     code = finish(summary, directory, as_json, interrupted=stop.event.is_set())

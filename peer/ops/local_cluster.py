@@ -126,8 +126,9 @@ class Cluster:
         error that ends them. `script`: words that name a training script and its arguments, which the peers run;
         without one they train the task.
         """
+        self.begun_at = time.monotonic()
         use_one_thread()
-        self.directory = directory
+        self.directory, self.goes_on = directory, lineup is not None
         refuse_own_data(config)
         refuse_errors(validate_config(config, base, num_peers))
         self.trainer: Trainer | None = None
@@ -483,39 +484,21 @@ def _save_average(directory: Path) -> None:
 
 
 def up(
-    config: Config,
-    base: Path,
+    cluster: Cluster,
     *,
-    num_peers: int,
-    directory: Path,
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     baseline: bool = True,
-    lineup: Lineup | None = None,
-    fork_server: ForkServer | None = None,
-    debug: bool = False,
-    script: Sequence[str] = (),
     command: str = "",
 ) -> Summary:
-    """Run all peers of a run on this machine to the end; return its figures. `fork_server`, `debug` and `script` as for
-    `Cluster`; `command` is the line that started it.
+    """Run all peers of a run on this machine to the end; return its figures. `command` is the line that started it.
 
-    Everything lands in `directory`, which exists and is empty, unless there is a `lineup` (see `Cluster`):
-    configuration, peers with their states and logs, metrics, the averaged model, the summary. When `stop` is set the
-    peers finish their round, save and end. Raises SottoError if a peer fails; no process outlives this call.
+    Everything lands in the cluster's folder, which was empty before, unless there is a lineup: configuration, peers
+    with their states and logs, metrics, the averaged model, the summary. When `stop` is set the peers finish their
+    round, save and end. Raises SottoError if a peer fails; no process outlives this call.
     """
-    started = time.monotonic()
     stop = stop or threading.Event()
-    cluster = Cluster(
-        config,
-        base,
-        num_peers=num_peers,
-        directory=directory,
-        fork_server=fork_server,
-        lineup=lineup,
-        debug=debug,
-        script=script,
-    )
+    config, directory = cluster.config, cluster.directory
 
     def show(phase: str, peers: list[PeerProgress]) -> None:
         if on_progress is not None:
@@ -524,7 +507,7 @@ def up(
                     phase=phase,
                     ready=None if (ready := cluster.num_ready) == cluster.num_peers else ready,
                     rounds=cluster.rounds,
-                    elapsed_s=time.monotonic() - started,
+                    elapsed_s=time.monotonic() - cluster.begun_at,
                     peers=tuple(peers),
                     criterion=cluster.criterion,
                     averaged_figure=cluster.averaged_figure,
@@ -535,7 +518,7 @@ def up(
     size = 0 if cluster.trainer is None else cluster.trainer.layout.size
     summary = describe_run(cluster.config, cluster.setup, size, command=command)
     summary.peer_names = [f"peer-{number}" for number in range(cluster.numbers[-1] + 1)]
-    if lineup is not None:
+    if cluster.goes_on:
         summary.continue_from(directory / "summary.json")
         summary.members = [cluster.numbers[index] for index in cluster.staying]
         summary.num_peers = len(summary.members)
@@ -591,7 +574,7 @@ def up(
             else:
                 with writing("model.safetensors"):
                     cluster.trainer.save_model(z, directory / "model.safetensors", averaged=True)
-        summary.ended, summary.seconds = ended, time.monotonic() - started
+        summary.ended, summary.seconds = ended, time.monotonic() - cluster.begun_at
         if config.training.precision == FASTEST:
             note_precisions(summary, cluster.chosen_precisions())
         finish_summary(summary, cluster.stores(), config, cluster.setup, baseline=False)

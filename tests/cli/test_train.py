@@ -19,6 +19,7 @@ from rich.console import Console, RenderableType
 from peer.cli.training_run import choose_directory, open_view, with_live_page
 from peer.config.options import load
 from peer.errors import ConfigError
+from peer.ops.local_cluster import Cluster
 from peer.records import PeerProgress, Progress
 from peer.report import live
 from tests.cli.runner import sotto
@@ -76,10 +77,8 @@ def test_ctrl_c_before_a_run_begins_leaves_no_folder(command: str, monkeypatch: 
 
 
 def test_a_second_ctrl_c_keeps_what_peers_have_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, directory: Path, **__: object) -> None:
-        log = directory / "peers" / "peer-0" / "log.txt"
-        log.parent.mkdir(parents=True)
-        log.write_text("peer-0 listens on port 7700")
+    def interrupted(cluster: Cluster, **_: object) -> None:
+        (cluster.peer_files[0].parent / "log.txt").write_text("peer-0 listens on port 7700")
         raise KeyboardInterrupt
 
     monkeypatch.setattr("peer.ops.local_cluster.up", interrupted)

@@ -114,7 +114,7 @@ def test_peers_in_different_precisions_train_one_model_and_a_kill_changes_no_bit
 
 def test_real_peers_measure_at_their_first_start_and_all_say_what_they_chose(tmp_path: Path) -> None:
     config = load(environment={}, overrides=[*JOB, "peer.min_step_s=0"])
-    summary = up(config, tmp_path, num_peers=2, directory=tmp_path, baseline=False)
+    summary = up(Cluster(config, tmp_path, num_peers=2, directory=tmp_path), baseline=False)
     assert summary.ended == "completed"
     kept = {
         folder.name: CHOSEN_PRECISION.read(RealDisk(folder / "state"))

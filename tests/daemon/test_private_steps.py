@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from peer.config.options import load
-from peer.ops.local_cluster import up
+from peer.ops.local_cluster import Cluster, up
 from peer.ops.peer_processes import ForkServer
 from peer.run import setup as run_setup
 from peer.simulate.run import run
@@ -62,7 +62,8 @@ def test_real_and_simulated_peers_with_the_same_secrets_agree_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_server: ForkServer
 ) -> None:
     config = load(environment={}, overrides=JOB)
-    summary = up(config, tmp_path, num_peers=3, directory=tmp_path, baseline=False, fork_server=fork_server)
+    cluster = Cluster(config, tmp_path, num_peers=3, directory=tmp_path, fork_server=fork_server)
+    summary = up(cluster, baseline=False)
     known = secrets_below(tmp_path)
     assert len(set(known)) == 3
     assert models_below(tmp_path) == simulated(monkeypatch, tmp_path, known)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from peer.config.options import load
-from peer.ops.local_cluster import up
+from peer.ops.local_cluster import Cluster, up
 from peer.ops.peer_processes import ForkServer
 from peer.simulate.run import run
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
@@ -71,7 +71,8 @@ def test_four_processes_and_the_simulator_agree_bit_for_bit(
     for folder in ("real", "simulated"):
         (tmp_path / folder).mkdir()
     real_run = tmp_path / "real"
-    summary = up(config, tmp_path, num_peers=4, directory=real_run, baseline=False, fork_server=fork_server)
+    cluster = Cluster(config, tmp_path, num_peers=4, directory=real_run, fork_server=fork_server)
+    summary = up(cluster, baseline=False)
     simulation = run(config, tmp_path, num_peers=4, directory=tmp_path / "simulated", baseline=False)
 
     for peer in range(4):

@@ -45,16 +45,8 @@ def go_on(
 
     file = directory / "peers" / "peer-0" / "peer.toml"
     config = load(file if lineup is not None else None, environment={}, overrides=JOB if lineup is None else ())
-    return local_cluster.up(
-        config,
-        file.parent,
-        num_peers=2,
-        directory=directory,
-        on_progress=look,
-        stop=stop,
-        baseline=False,
-        lineup=lineup,
-    )
+    cluster = local_cluster.Cluster(config, file.parent, num_peers=2, directory=directory, lineup=lineup)
+    return local_cluster.up(cluster, on_progress=look, stop=stop, baseline=False)
 
 
 @pytest.mark.slow
