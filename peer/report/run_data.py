@@ -69,15 +69,12 @@ class RunData:
         """Return the rows of one peer, by round."""
         return self._by_peer.get(peer, [])
 
-    def __post_init__(self) -> None:
-        self._by_peer: dict[int, list[RoundRecord]] = {}
-        self.index_()
-
-    def index_(self) -> None:
-        """Sort `rounds` by peer for `rounds_of`, after they were changed."""
-        self._by_peer = {}
+    @cached_property
+    def _by_peer(self) -> dict[int, list[RoundRecord]]:
+        found: dict[int, list[RoundRecord]] = {}
         for record in self.rounds:
-            self._by_peer.setdefault(record.peer, []).append(record)
+            found.setdefault(record.peer, []).append(record)
+        return found
 
 
 def load_run(directory: Path) -> RunData:
@@ -92,7 +89,6 @@ def load_run(directory: Path) -> RunData:
     found = _read_metrics(data)
     if data.summary is None and not found:
         raise StateError(f"{directory}: is not a run folder: it contains neither summary.json nor metrics")
-    data.index_()
     return data
 
 

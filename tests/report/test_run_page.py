@@ -220,9 +220,8 @@ def test_a_run_without_messages_saves_nothing(run: Path) -> None:
 
 def test_a_figure_that_never_changed_is_a_sentence(run: Path) -> None:
     data = load_run(run)
-    data.rounds = [replace(row, push_weight=1.0, replica_error=0.0, error_norm=None) for row in data.rounds]
-    data.index_()
-    text = render(data)
+    rows = [replace(row, push_weight=1.0, replica_error=0.0, error_norm=None) for row in data.rounds]
+    text = render(replace(data, rounds=rows))
     assert "Push-sum weight u was 1.00 throughout. Replica error was 0.00 throughout." in text
     assert "Norm of the error memory" not in text, "what was not recorded is left out"
 
@@ -296,7 +295,6 @@ def test_a_page_that_cannot_be_written_is_an_error(run: Path, tmp_path: Path) ->
 def test_what_a_budget_chose_is_drawn_only_where_it_chose(run: Path) -> None:
     data = load_run(run)
     assert "Fraction sent" not in render(data)
-    data.rounds = [replace(row, fraction=0.02 if row.round < 60 else 0.01) for row in data.rounds]
-    data.index_()
+    data = replace(data, rounds=[replace(row, fraction=0.02 if row.round < 60 else 0.01) for row in data.rounds])
     assert "Fraction sent" in render(data)
     assert "Bits of each number" not in render(data)
