@@ -14,11 +14,9 @@ from peer.net import tcp_info
 from peer.net.address import split_address
 from peer.net.connection import Connection
 from peer.net.handshake import FAREWELL_S, Handshake, OpenedStream, farewell, read_close
-from peer.net.hello import Terms
 from peer.net.links import Links
 from peer.net.neighbor import Neighbor
 from peer.net.rpc import Channel, DialledStream, Options, StreamLost
-from peer.net.security.certificates import Identity
 from peer.net.services import PEER_SERVICE
 from peer.net.tunnels import Tunnels
 from peer.net.unreachable import why_unreachable
@@ -141,18 +139,7 @@ class Dialler:
             await _part(stream, pb.Close.SUPERSEDED, "the stream in the other direction stays")
             return None
         self.links.new_generation(neighbor.index)
-        return self.links.open(self._opened(stream, neighbor, terms, identity, received, older))
-
-    def _opened(
-        self,
-        stream: DialledStream,
-        neighbor: Neighbor,
-        terms: Terms,
-        identity: Identity | None,
-        received: int,
-        older: set[tuple[str, int]],
-    ) -> OpenedStream:
-        return OpenedStream(
+        opened = OpenedStream(
             neighbor=neighbor,
             stream=stream,
             terms=terms,
@@ -161,6 +148,7 @@ class Dialler:
             received=received,
             socket=None if neighbor.relay else _dialled_socket(neighbor, terms.seen_as, older),
         )
+        return self.links.open(opened)
 
     async def _address_of(self, neighbor: Neighbor) -> str:
         """Return the target for gRPC to dial. Raises PeerUnreachable."""
