@@ -15,6 +15,7 @@ from peer.errors import SecurityError
 from peer.gossip.base import AlgorithmSpec, NodeContext
 from peer.gossip.membership import Newcomer
 from peer.gossip.topology import Schedule, build_schedule
+from peer.node.disk_state import DiskState, Durability
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.local_steps import LocalSteps
@@ -84,24 +85,36 @@ def participant(algorithm: str, node: NodeContext, start: FloatArray, steps: Loc
     )
 
 
-def durable(participant: Participant, disk: Disk, numbers: int, **more: Any) -> DurablePeer:
+def durable(
+    participant: Participant, disk: Disk, numbers: int, *, durability: Durability = "process", **more: Any
+) -> DurablePeer:
     """Return a peer that is listed with so many others, not opened yet; `more` as for `DurablePeer`."""
     me = participant.peer
     others = [other for other in range(numbers) if other != me]
-    return DurablePeer(participant, disk, neighbors=others, identity={"run": "run", "peer": str(me)}, **more)
+    return DurablePeer(participant, _kept(disk, me, durability), neighbors=others, **more)
+
+
+def _kept(disk: Disk, me: int, durability: Durability) -> DiskState:
+    return DiskState(disk, {"run": "run", "peer": str(me)}, durability=durability)
 
 
 def durable_pair(
-    algorithm: str, node: NodeContext, start: FloatArray, steps: LocalSteps, disk: Disk, **more: Any
+    algorithm: str,
+    node: NodeContext,
+    start: FloatArray,
+    steps: LocalSteps,
+    disk: Disk,
+    *,
+    durability: Durability = "process",
 ) -> DurablePair:
-    """Return a peer of an algorithm without rounds, not opened yet; `more` as for `DurablePair`."""
+    """Return a peer of an algorithm without rounds, not opened yet."""
     participant = PairParticipant(
         algorithm=gossip.build_pair_node(algorithm, node, start),
         local_steps=steps,
         cpu_clock=_no_time,
         stopwatch=_no_time,
     )
-    return DurablePair(participant, disk, identity={"run": "run", "peer": str(node.peer)}, **more)
+    return DurablePair(participant, _kept(disk, node.peer, durability))
 
 
 def newcomer(peer: int) -> Newcomer:

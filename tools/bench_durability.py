@@ -32,6 +32,7 @@ from pathlib import Path
 from peer.config.options import Config, load
 from peer.daemon.checkpoint_cadence import EVERY_ROUNDS
 from peer.gossip.effects import Effects, OutgoingFrame
+from peer.node.disk_state import DiskState, Durability
 from peer.node.durable import DurablePeer
 from peer.node.participant import Participant
 from peer.run.setup import RunSetup
@@ -104,7 +105,7 @@ class Bare:
 class Durable:
     """Two peers that journal."""
 
-    def __init__(self, setup: RunSetup, folder: Path, durability: str) -> None:
+    def __init__(self, setup: RunSetup, folder: Path, durability: Durability) -> None:
         self.name, self.cost, self._job, self._folder = durability, Cost(), setup, folder
         self._options = setup.config.state
         self.peers = self.opened()
@@ -119,15 +120,8 @@ class Durable:
         for i, participant in enumerate(make_participants(self._job)):
             folder = self._folder / f"{self.name}-{i}"
             folder.mkdir(parents=True, exist_ok=True)
-            peers.append(
-                DurablePeer(
-                    participant,
-                    RealDisk(folder),
-                    neighbors=[1 - i],
-                    identity={"peer": str(i)},
-                    durability=self.name,  # type: ignore[arg-type]
-                )
-            )
+            state = DiskState(RealDisk(folder), {"peer": str(i)}, durability=self.name)
+            peers.append(DurablePeer(participant, state, neighbors=[1 - i]))
         return peers
 
     def round(self) -> None:

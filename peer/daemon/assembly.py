@@ -288,7 +288,11 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         return max(EQUALITY, ADMITS) if change.equivocation or change.admitted else OLDEST
 
     durable = DurablePeer(
-        participant, local.folder.disk, neighbors=local.others, protocol_of=protocol_of, **local.durability
+        participant,
+        local.disk_state(),
+        neighbors=local.others,
+        repeatable=local.trainer.repeatable,
+        protocol_of=protocol_of,
     )
     if isinstance(local.trainer, RecordedSteps):
         state, have_spoken = durable.disk_state, common.releases.have_spoken
@@ -381,7 +385,7 @@ def _pair_parts(common: CommonParts) -> TrainingParts:
     participant = local.setup.pair_participant(
         local.index, local.trainer, local.trainer.layout, local.trainer.initial_vector()
     )
-    durable = DurablePair(participant, local.folder.disk, **local.durability)
+    durable = DurablePair(participant, local.disk_state(), repeatable=local.trainer.repeatable)
     recovered = recover_pairs(common, durable, audit_log)
     common.cadence.add_round(recovered.seconds)
     abandon_after_s = local.config.rounds.abandon_after_s

@@ -9,7 +9,6 @@ import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
 from peer import __version__
 from peer.config.options import Config
@@ -22,7 +21,7 @@ from peer.daemon.members.signed_statements import SignedStatements, statements_o
 from peer.errors import ConfigError, StateError
 from peer.net.security.certificates import utc_now
 from peer.net.security.credentials import Credentials, load_credentials
-from peer.node.disk_state import Durability
+from peer.node.disk_state import DiskState
 from peer.node.local_steps import RecordedSteps
 from peer.run.machine import machine_facts
 from peer.run.plan import algorithm_spec, build_compressor, why_no_changes, why_no_rejoin
@@ -40,16 +39,6 @@ log = logging.getLogger("sotto")
 _EXPIRES_SOON_DAYS = 30
 _MOST_WEIGHT = 4.0
 """A step that is more times as long as the learning rate says is warned of."""
-
-
-class DurabilityOptions(TypedDict):
-    """Options for keeping a participant on disk: arguments of `DurablePeer` and of `DurablePair`."""
-
-    identity: dict[str, str]
-    durability: Durability
-    keep_checkpoints: int
-    regular: int
-    repeatable: bool
 
 
 class LocalPeer:
@@ -167,19 +156,17 @@ class LocalPeer:
         """The peers that everybody lists, without this one; with this device's numbers from before it was lost."""
         return [peer for peer in range(self.setup.num_peers) if peer != self.number]
 
-    @property
-    def durability(self) -> DurabilityOptions:
-        """Options for keeping this peer's state on disk."""
-        options = self.config.state
-        return {
-            "identity": self.identity,
+    def disk_state(self) -> DiskState:
+        """Return this peer's state on disk, to be opened."""
+        return DiskState(
+            self.folder.disk,
+            self.identity,
             # A step that cannot be repeated must not be forgotten once neighbours have seen it, not by a power cut
             # either.
-            "durability": "power" if self.steps_are_recorded else options.durability,
-            "keep_checkpoints": options.keep_checkpoints,
-            "regular": self.regular,
-            "repeatable": self.trainer.repeatable,
-        }
+            durability="power" if self.steps_are_recorded else self.config.state.durability,
+            keep_checkpoints=self.config.state.keep_checkpoints,
+            regular=self.regular,
+        )
 
     @property
     def steps_are_recorded(self) -> bool:

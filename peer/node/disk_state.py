@@ -41,7 +41,13 @@ class DiskState:
     """The state folder of one peer that runs. Its methods raise StateError if the disk refuses."""
 
     def __init__(
-        self, disk: Disk, identity: Mapping[str, str], *, durability: Durability, keep_checkpoints: int, regular: int
+        self,
+        disk: Disk,
+        identity: Mapping[str, str],
+        *,
+        durability: Durability = "process",
+        keep_checkpoints: int = 2,
+        regular: int = 0,
     ) -> None:
         """`identity`: values that a state must have to belong to this peer (run, name, model, …). `regular`: see
         `Checkpoints`."""

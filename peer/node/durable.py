@@ -31,7 +31,7 @@ from peer.gossip.membership import Change
 from peer.node import membership_codec
 from peer.node.blame import blaming
 from peer.node.checkpoint_arrays import refusing_what_does_not_fit
-from peer.node.disk_state import DiskState, Durability, OnRound, PeerRecovery
+from peer.node.disk_state import DiskState, OnRound, PeerRecovery
 from peer.node.frame_account import NUMBERED_KINDS
 from peer.node.held_frames import inbox_from_checkpoint, inbox_to_checkpoint
 from peer.node.links import LinksState
@@ -44,7 +44,6 @@ from peer.node.told import ToldParts
 from peer.protocol import EQUALITY, OLDEST
 from peer.rate_limits import Allowances
 from peer.state.checkpoints import Checkpoint
-from peer.state.disk import Disk
 from peer.state.journal import Announced, Begun, Checked, Lost, Receipt, Received, Record, Sent, Signed, TimedOut
 from peer.wire.message import Message, MessageKind
 
@@ -63,23 +62,15 @@ class DurablePeer:
     def __init__(
         self,
         participant: Participant,
-        disk: Disk,
+        disk_state: DiskState,
         *,
         neighbors: Collection[int],
-        identity: Mapping[str, str],
-        durability: Durability = "process",
-        keep_checkpoints: int = 2,
-        regular: int = 0,
         repeatable: bool = True,
         protocol_of: Callable[[Change], int] = lambda change: OLDEST,
     ) -> None:
-        """`identity`: values that a state must have to belong to this peer (run, name, model, …). `regular`: see
-        `Checkpoints`. `repeatable`: whether a local step that is computed again gives the same bits.
-        `protocol_of(change)`: the version of the protocol that peers need to understand a change of the members."""
-        self.participant = participant
-        self.disk_state = DiskState(
-            disk, identity, durability=durability, keep_checkpoints=keep_checkpoints, regular=regular
-        )
+        """`repeatable`: whether a local step that is computed again gives the same bits. `protocol_of(change)`: the
+        version of the protocol that peers need to understand a change of the members."""
+        self.participant, self.disk_state = participant, disk_state
         self._peer = RecordedPeer(participant, neighbors)
         self.links = self._peer.links
         self.left_out: frozenset[int] = frozenset()

@@ -27,11 +27,10 @@ from typing import Any
 
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.effects import Effects
-from peer.node.disk_state import DiskState, Durability, OnRound, PeerRecovery, model_digest
+from peer.node.disk_state import DiskState, OnRound, PeerRecovery, model_digest
 from peer.node.pair_participant import PairParticipant, PairState
 from peer.node.replay import recall_step
 from peer.protocol import OLDEST
-from peer.state.disk import Disk
 from peer.state.journal import Call, Called, Record, Stepped
 from peer.state.recovery import gives_other_bits
 
@@ -44,23 +43,9 @@ _CHANGES_MODEL = frozenset({Call.STEP, Call.RECEIVE})
 class DurablePair:
     """One peer. See the module docstring for the order of calls."""
 
-    def __init__(
-        self,
-        participant: PairParticipant,
-        disk: Disk,
-        *,
-        identity: Mapping[str, str],
-        durability: Durability = "process",
-        keep_checkpoints: int = 2,
-        regular: int = 0,
-        repeatable: bool = True,
-    ) -> None:
-        """`identity` and `regular`: see `DiskState`. `repeatable`: whether a gradient that is computed again has the
-        same bits."""
-        self.participant = participant
-        self.disk_state = DiskState(
-            disk, identity, durability=durability, keep_checkpoints=keep_checkpoints, regular=regular
-        )
+    def __init__(self, participant: PairParticipant, disk_state: DiskState, *, repeatable: bool = True) -> None:
+        """`repeatable`: whether a gradient that is computed again has the same bits."""
+        self.participant, self.disk_state = participant, disk_state
         self._repeatable = repeatable
         self._calls = 0
         """Calls so far, over the whole run."""

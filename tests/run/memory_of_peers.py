@@ -20,6 +20,7 @@ from torch import nn
 
 from peer.config.options import load
 from peer.gossip.effects import Effects
+from peer.node.disk_state import DiskState
 from peer.node.durable import DurablePeer
 from peer.run.setup import RunSetup
 from peer.state.disk import RealDisk
@@ -66,7 +67,7 @@ class Peers:
             home = folder / str(index)
             home.mkdir(parents=True, exist_ok=True)
             self.peers.append(
-                DurablePeer(participant, RealDisk(home), neighbors=[1 - index], identity={"peer": str(index)})
+                DurablePeer(participant, DiskState(RealDisk(home), {"peer": str(index)}), neighbors=[1 - index])
             )
         for peer in self.peers:
             peer.open()

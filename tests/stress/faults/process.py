@@ -14,6 +14,7 @@ from typing import Protocol
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
+from peer.node.disk_state import DiskState
 from peer.node.durable import DurablePeer
 from peer.node.membership_planning import plan_change
 from peer.node.participant import Participant
@@ -94,11 +95,8 @@ class VirtualProcess:
         )
         self.peer = DurablePeer(
             self.participant,
-            disk,
+            DiskState(disk, {"run": f"seed {scenario.seed}", "peer": str(me)}, durability=world.plan.durability),
             neighbors=scenario.neighbors(me),
-            identity={"run": f"seed {scenario.seed}", "peer": str(me)},
-            durability=world.plan.durability,
-            keep_checkpoints=2,
         )
 
     def statements(self) -> Statements | None:
