@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections import UserDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -227,6 +227,15 @@ def verbosity() -> int:
 def print_json(value: Any, *, indent: int | None = 2) -> None:
     """Write one JSON document to stdout. Numbers that JSON cannot write (NaN, infinities) become null."""
     click.echo(json.dumps(finite(value), indent=indent, ensure_ascii=False, default=str))
+
+
+def tell(as_json: bool, document: Any, lines: Iterable[str], *, indent: int | None = 2) -> None:
+    """Write what a command found to stdout: a JSON document, or lines for people."""
+    if as_json:
+        print_json(document, indent=indent)
+    else:
+        for line in lines:
+            click.echo(line)
 
 
 def is_interactive() -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from peer.cli.app import SottoCommand, print_json
+from peer.cli.app import SottoCommand, print_json, tell
 from peer.cli.options import DEFAULT_FILE, Command, config_option, json_option, load_peer, newest_run, only_running
 from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SottoError, StateError
 
@@ -168,10 +168,8 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> int:
     from peer.ops import control
 
     answer = {"name": name, **asyncio.run(control.remove(config, base, name))}
-    if as_json:
-        print_json(answer)
-    else:
-        click.echo(f"{name}: excluded from round {answer['from']} on; its neighbours no longer wait for it")
+    line = f"{name}: excluded from round {answer['from']} on; its neighbours no longer wait for it"
+    tell(as_json, answer, [line])
     return 0
 
 
@@ -206,12 +204,9 @@ def rollback(round_: int, config_file: Path | None, directory: Path | None, as_j
 
     folders = [base / config.state.directory for config, base in peers]
     put_back(folders, round_)
-    if as_json:
-        answers = [{"state": str(folder), "round": round_} for folder in folders]
-        print_json(answers if directory else answers[0])
-    else:
-        for folder in folders:
-            click.echo(f"{folder}: put back to round {round_}")
+    answers = [{"state": str(folder), "round": round_} for folder in folders]
+    lines = [f"{folder}: put back to round {round_}" for folder in folders]
+    tell(as_json, answers if directory else answers[0], lines)
     return 0
 
 
@@ -234,10 +229,9 @@ def rejoin(config_file: Path | None, as_json: bool) -> int:
     from peer.daemon.members.rejoining import give_up
 
     incarnation = give_up(config, base)
-    if as_json:
-        print_json({"state": str(base / config.state.directory), "incarnation": incarnation})
-    else:
-        click.echo(f"{base / config.state.directory}: set aside; start the peer, and it asks to take part again")
+    folder = str(base / config.state.directory)
+    line = f"{folder}: set aside; start the peer, and it asks to take part again"
+    tell(as_json, {"state": folder, "incarnation": incarnation}, [line])
     return 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from peer.cli.app import SottoCommand, SottoGroup, is_interactive, print_json
+from peer.cli.app import SottoCommand, SottoGroup, is_interactive, print_json, tell
 from peer.cli.options import json_option
 
 
@@ -35,12 +35,9 @@ def list_data(as_json: bool) -> None:
     """
     from peer.train.datasets.catalogue import DATA_SETS
 
-    if as_json:
-        print_json([{"name": name, "summary": item.summary, "task": item.task} for name, item in DATA_SETS.items()])
-        return
+    rows = [{"name": name, "summary": item.summary, "task": item.task} for name, item in DATA_SETS.items()]
     width = max(map(len, DATA_SETS)) + 2
-    for name, item in DATA_SETS.items():
-        click.echo(f"{name:<{width}}{item.summary}")
+    tell(as_json, rows, (f"{name:<{width}}{item.summary}" for name, item in DATA_SETS.items()))
 
 
 @data.command(cls=SottoCommand)

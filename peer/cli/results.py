@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer.cli.app import SottoCommand, print_json
+from peer.cli.app import SottoCommand, print_json, tell
 from peer.cli.options import json_option, newest_run
 from peer.errors import ConfigError, SottoError, StateError
 
@@ -347,7 +347,4 @@ def metrics(directories: tuple[Path, ...], output: Path, table: str, as_json: bo
     from peer.report.run_data import load_run
 
     rows = write_metrics([load_run(directory) for directory in directories], table, output)
-    if as_json:
-        print_json({"file": str(output), "table": table, "rows": rows})
-    else:
-        click.echo(f"wrote {output}: {rows:,} rows")
+    tell(as_json, {"file": str(output), "table": table, "rows": rows}, [f"wrote {output}: {rows:,} rows"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from peer.cli.app import SottoCommand, SottoGroup, print_json
+from peer.cli.app import SottoCommand, SottoGroup, print_json, tell
 from peer.cli.options import json_option
 from peer.errors import LinkError
 
@@ -53,11 +53,8 @@ def list_profiles(as_json: bool) -> None:
     """
     from peer.links.profiles import PROFILES
 
-    if as_json:
-        print_json([{"name": name, **asdict(profile)} for name, profile in PROFILES.items()])
-        return
-    for name, profile in PROFILES.items():
-        click.echo(f"{name:26}{_describe(profile)} ({profile.source})")
+    lines = (f"{name:26}{_describe(profile)} ({profile.source})" for name, profile in PROFILES.items())
+    tell(as_json, [{"name": name, **asdict(profile)} for name, profile in PROFILES.items()], lines)
 
 
 @shape.command(cls=SottoCommand)

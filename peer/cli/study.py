@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from peer.cli.app import SottoCommand, SottoGroup, print_json
+from peer.cli.app import SottoCommand, SottoGroup, print_json, tell
 from peer.cli.options import RUNS, json_option, out_option, shard_option
 from peer.errors import LinkError, SottoError
 
@@ -54,11 +54,8 @@ def list_studies(as_json: bool) -> None:
     from peer.lab.study.study import FILES, read_plan
 
     studies = {file.stem: read_plan(file) for file in sorted(FILES.glob("*.toml"), key=lambda file: file.stem)}
-    if as_json:
-        print_json([{"name": name, "title": each.title} for name, each in studies.items()])
-        return
-    for name, each in studies.items():
-        click.echo(f"{name:<12}{each.title}")
+    lines = (f"{name:<12}{each.title}" for name, each in studies.items())
+    tell(as_json, [{"name": name, "title": each.title} for name, each in studies.items()], lines)
 
 
 @study.command(cls=SottoCommand)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from peer.cli.app import SottoCommand, StopOnSignal, print_json
+from peer.cli.app import SottoCommand, StopOnSignal, tell
 from peer.cli.options import json_option
 from peer.errors import StateError
 
@@ -84,11 +84,8 @@ def track(directory: Path, kinds: tuple[str, ...], every: int, follow: bool, as_
     if not points:
         raise StateError(f"{directory}: there are no figures to hand over")
     looks = {kind: KINDS[kind].how_to_look.format(folder=directory / "trackers" / kind) for kind in kinds}
-    if as_json:
-        print_json({"points": points, "trackers": looks})
-        return
-    for kind, command in looks.items():
-        click.echo(f"{KINDS[kind].title}: {command}")
+    lines = (f"{KINDS[kind].title}: {command}" for kind, command in looks.items())
+    tell(as_json, {"points": points, "trackers": looks}, lines)
 
 
 def _hand_over(follower: Follower, trackers: list[Tracker]) -> int:

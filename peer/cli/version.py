@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from peer.cli.app import SottoCommand, print_json, verbosity
+from peer.cli.app import SottoCommand, tell, verbosity
 from peer.cli.options import json_option
 
 
@@ -26,9 +26,5 @@ def version(as_json: bool) -> None:
         from peer.run.machine import machine_facts
 
         facts = {key: value for key, value in machine_facts().items() if key != "sottovoce"}
-    if as_json:
-        print_json({"version": __version__, **facts})
-        return
-    click.echo(f"sotto {__version__}")
-    for key, value in facts.items():
-        click.echo(f"{key}: {value}")
+    lines = [f"sotto {__version__}", *(f"{key}: {value}" for key, value in facts.items())]
+    tell(as_json, {"version": __version__, **facts}, lines)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from peer.cli.app import SottoCommand, print_json
+from peer.cli.app import SottoCommand, tell
 from peer.cli.options import json_option, newest_run
 from peer.errors import ConfigError
 
@@ -69,10 +69,8 @@ def watch(place: Path | None, port: int, operate: bool, as_json: bool) -> None:
     with listen(port) as opened:
         # Not opened from here: the command line of a browser shows the token to every user of the machine.
         address = f"http://127.0.0.1:{opened.getsockname()[1]}/#token={token}"
-        if as_json:
-            print_json({"address": address, "operate": operate}, indent=None)
-        else:
-            click.echo(f"watch at {address}\nCtrl-C ends this; the run goes on")
+        lines = [f"watch at {address}", "Ctrl-C ends this; the run goes on"]
+        tell(as_json, {"address": address, "operate": operate}, lines, indent=None)
 
         async def serve() -> None:
             await server(Feed(observer), token=token, operate=operate).serve(sockets=[opened])
