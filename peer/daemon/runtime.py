@@ -45,7 +45,8 @@ class Runtime:
         self._syncer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sync")
         self._wake = asyncio.Event()
         self._started = time.monotonic()
-        self._earlier_s = 0.0
+        self.began_at = 0.0
+        """When this process began, on the clock of `now`."""
         self._stop_asked_at: float | None = None
         self.stop_reason: str | None = None
         """Why this peer ends; None while it does not."""
@@ -60,16 +61,11 @@ class Runtime:
 
     def now(self) -> float:
         """Return the seconds since the run began on this device, earlier processes included."""
-        return self._earlier_s + time.monotonic() - self._started
-
-    @property
-    def began_at(self) -> float:
-        """When this process began, on the same clock."""
-        return self._earlier_s
+        return self.began_at + time.monotonic() - self._started
 
     def continue_from(self, seconds: float) -> None:
         """Count on from where an earlier process was."""
-        self._earlier_s = seconds
+        self.began_at = seconds
 
     # -- waiting and working -------------------------------------------------------------------------------------------
 

@@ -95,7 +95,8 @@ class Membership:
     def __init__(self, first: tuple[int, ...], changes: Iterable[Change] = ()) -> None:
         """`first`: the members of round 0, ascending; all peers of a process share it."""
         self._first = first
-        self._changes: tuple[Change, ...] = ()
+        self.changes: tuple[Change, ...] = ()
+        """All known changes, in the order in which they are applied."""
         self._newcomers: dict[int, Newcomer] = {}
         self._applied: list[Change] = []
         self._timeline: tuple[list[int], list[tuple[int, ...]]] = ([], [self._first])
@@ -104,22 +105,17 @@ class Membership:
         for change in changes:
             self.add(change)
 
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """All known changes, in the order in which they are applied."""
-        return self._changes
-
     def add(self, change: Change) -> bool:
         """Note a change; return whether it is news."""
-        if change in self._changes:
+        if change in self.changes:
             return False
-        self._changes = tuple(sorted((*self._changes, change), key=lambda each: each.order))
+        self.changes = tuple(sorted((*self.changes, change), key=lambda each: each.order))
         if change.newcomer is not None:
             self._newcomers.setdefault(change.subject, change.newcomer)
         applied: list[Change] = []
         rounds: list[int] = []
         by_round = [self._first]
-        for each in self._changes:
+        for each in self.changes:
             members = members_after(by_round[-1], each.kind, each.subject)
             if members is None:
                 continue  # It joined by another sponsor, or is gone already; or nobody would stay.
@@ -176,13 +172,13 @@ class Membership:
 
     def was_ever(self, peer: int) -> bool:
         """Whether a peer is, was or will be a member, as far as is known."""
-        joins = (change.subject for change in self._changes if change.kind is ChangeKind.JOIN)
+        joins = (change.subject for change in self.changes if change.kind is ChangeKind.JOIN)
         return peer in self._first or peer in joins
 
     @property
     def is_settled(self) -> bool:
         """Whether nothing has ever changed."""
-        return not self._changes
+        return not self.changes
 
     def state(self) -> list[list[Any]]:
         """Return all changes as JSON values."""

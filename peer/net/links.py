@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from peer.errors import (
@@ -96,26 +96,22 @@ class Links:
     """Neighbours without a link, with the latest obstacle."""
     offences: Offences = field(default_factory=Offences, init=False)
     log: LinkLog = field(default_factory=lambda: LinkLog(), init=False)
-    _neighbors: dict[int, Neighbor] = field(default_factory=dict, init=False)
+    neighbors: dict[int, Neighbor] = field(default_factory=dict, init=False)
+    """The neighbours of now."""
     _links: dict[int, _Link] = field(default_factory=dict, init=False)
 
     # -- neighbours --
-
-    @property
-    def neighbors(self) -> Mapping[int, Neighbor]:
-        """The neighbours of now."""
-        return self._neighbors
 
     def add(self, neighbor: Neighbor) -> None:
         """Take up a neighbour, or see it in another way."""
         if neighbor.index == self.me:
             raise LocalProtocolError("a peer is not its own neighbour")
-        self._neighbors[neighbor.index] = neighbor
+        self.neighbors[neighbor.index] = neighbor
         self._links.setdefault(neighbor.index, _Link()).highest_sent = 0
 
     def remove(self, index: int, reason: str) -> None:
         """Forget a neighbour and end the connection to it, for a reason that it is told."""
-        if self._neighbors.pop(index, None) is None:
+        if self.neighbors.pop(index, None) is None:
             return
         link = self._links[index]
         link.generation += 1
@@ -130,7 +126,7 @@ class Links:
 
     def holds(self, neighbor: Neighbor) -> bool:
         """Return whether a neighbour still is one, and seen in the same way."""
-        return self._neighbors.get(neighbor.index) is neighbor
+        return self.neighbors.get(neighbor.index) is neighbor
 
     # -- connections --
 
@@ -253,13 +249,13 @@ class Links:
         """
         if isinstance(error, _OWN_ERRORS):
             raise error
-        name = self._neighbors[peer].name if peer in self._neighbors else f"peer {peer}"
+        name = self.neighbors[peer].name if peer in self.neighbors else f"peer {peer}"
         problem = error.problem if isinstance(error, RemoteError) else _cannot_be_handled(error)
         if isinstance(error, RemoteError) and not isinstance(error, RemoteProtocolError):
             self.log.write(log, logging.WARNING, peer, "the link to %s ends: %s", name, problem)
         else:
             self._count_offence(peer, name, problem, error)
-        if peer in self._neighbors:
+        if peer in self.neighbors:
             self.problems[peer] = problem
         if (connection := self.connection(peer)) is not None:
             connection.drop(pb.Close.VIOLATION, problem)

@@ -99,7 +99,8 @@ class KnownProgress:
         back."""
         self._own: tuple[Progress, bytes] | None = None
         self._last_told: Progress | None = None
-        self._kept = dict(kept)
+        self.kept = dict(kept)
+        """Statements kept of others, by number."""
         self._certificate: bytes | None = None
         """Certificate of this process's first signature, which is in all its hellos until it is renewed."""
 
@@ -146,7 +147,7 @@ class KnownProgress:
     def hear(self, peer: int, said: bytes) -> Progress:
         """Return a neighbour's progress by its statement, which is kept if it is news. Raises RemoteProtocolError
         unless the neighbour has signed it."""
-        kept = self._kept.get(peer)
+        kept = self.kept.get(peer)
         if kept == said:
             return decode_progress(said)[1]
         try:
@@ -154,22 +155,17 @@ class KnownProgress:
         except SecurityError as error:
             raise RemoteProtocolError(f"told of its progress: {error}") from None
         if kept is None or decode_progress(kept)[1] <= progress:  # Even the same may have a newer certificate.
-            self._kept[peer] = _completed(said, kept)
+            self.kept[peer] = _completed(said, kept)
         return progress
 
     def of(self, peer: int) -> bytes:
         """Return the newest statement that a neighbour has signed, to show it; empty if there is none."""
-        return self._kept.get(peer, b"")
+        return self.kept.get(peer, b"")
 
     def is_behind(self, peer: int, progress: Progress) -> bool:
         """Return whether a neighbour with this progress was further once."""
-        kept = self._kept.get(peer)
+        kept = self.kept.get(peer)
         return kept is not None and progress < decode_progress(kept)[1]
-
-    @property
-    def kept(self) -> Mapping[int, bytes]:
-        """Statements kept of others, by number."""
-        return self._kept
 
     @staticmethod
     def _is_due(told: Progress, done: Progress) -> bool:

@@ -64,7 +64,8 @@ class ToldParts:
         """(round, phase, owner) → digest of a frame."""
         self._chains: dict[int, bytes] = {}
         """Owner → chain over the rounds of the segment under way that are over."""
-        self._segments: dict[int, Mapping[int, bytes]] = {}
+        self.segments: Mapping[int, Mapping[int, bytes]] = {}
+        """Segment → owner → digest, of those that are over, ascending; owners that told nothing are left out."""
 
     def hear(self, owner: int, round_: int, phase: int, frame: bytes) -> None:
         """Count a frame that all are to get alike. Of those of one round and phase only the first counts."""
@@ -84,19 +85,14 @@ class ToldParts:
             self._chains[owner] = hashlib.sha256(link).digest()[:DIGEST_BYTES]
         if (round_ + 1) % SEGMENT_ROUNDS == 0 or round_ + 1 == self._rounds:
             segment = round_ // SEGMENT_ROUNDS
-            kept = {each: told for each, told in self._segments.items() if each > segment - KEPT_SEGMENTS}
+            kept = {each: told for each, told in self.segments.items() if each > segment - KEPT_SEGMENTS}
             if segment * SEGMENT_ROUNDS >= self._since:
                 kept[segment] = self._chains
-            self._segments, self._chains = kept, {}
-
-    @property
-    def segments(self) -> Mapping[int, Mapping[int, bytes]]:
-        """Segment → owner → digest, of those that are over, ascending; owners that told nothing are left out."""
-        return self._segments
+            self.segments, self._chains = kept, {}
 
     def state(self) -> list[Any]:
         """Return everything as JSON values, between rounds."""
-        segments = [[each, _listed(told)] for each, told in self._segments.items()]
+        segments = [[each, _listed(told)] for each, told in self.segments.items()]
         return [self._since, self._closed, _listed(self._chains), segments]
 
     def restore(self, state: Sequence[Any] | None, round_: int) -> None:
@@ -104,7 +100,7 @@ class ToldParts:
         Raises ValueError or TypeError if it cannot be that."""
         self._since, self._closed, chains, segments = state or (round_, round_ - 1, [], [])
         self._open, self._chains = {}, _read(chains)
-        self._segments = {int(segment): _read(told) for segment, told in segments}
+        self.segments = {int(segment): _read(told) for segment, told in segments}
 
 
 def _listed(told: Mapping[int, bytes]) -> list[list[object]]:

@@ -83,8 +83,9 @@ class StartedTraining:
     ) -> None:
         self.task, self.options, self.seed = task, options, seed
         self.device, self._base = open_device(device), base or Path()
-        self._train, self._test = task.train_data(), task.test_data()
-        for name, data in (("training", self._train), ("test", self._test)):
+        self.train_data, self._test = task.train_data(), task.test_data()
+        """The whole training set, of which this peer has a share, and the common test set."""
+        for name, data in (("training", self.train_data), ("test", self._test)):
             check_data(task, data, name)
         self._rates = learning_rates(options, rounds)
         self._augments = augments(task)
@@ -148,36 +149,27 @@ class Trainer(StartedTraining):
         self.peer = peer
         holdout = np.empty(0, np.int64) if holdout_indices is None else holdout_indices
         self._indices: Mapping[Split, npt.NDArray[np.int64]] = {
-            "train": checked_indices(train_indices, len(self._train)),
-            "holdout": checked_indices(holdout, len(self._train)),
+            "train": checked_indices(train_indices, len(self.train_data)),
+            "holdout": checked_indices(holdout, len(self.train_data)),
             "test": np.arange(len(self._test), dtype=np.int64),
         }
         self._shares = class_shares
         self._schedule, self._adjustment = self._deal(options)
         self._step_weight, self._alike_in_all_precisions = step_weight, alike_in_all_precisions
         self._loss = training_loss(task, adjusted=self._adjustment is not None)
-        self._model, self._trained = self._start()
-        self._frozen = FrozenParameters(self._model)
+        self.model, self._trained = self._start()
+        """The model that the local step runs; its trained parameters hold the z that it was last given."""
+        self._frozen = FrozenParameters(self.model)
         self._parameters = list(self._trained.values())
         self._sizes = list(self.layout.sizes)
         self._flat_gradient = torch.empty(self.layout.size, device=self.device)
         self._momentum = make_momentum(options)
         self._privacy = privacy
         if privacy is not None:
-            self._clipped = ClippedSum(self._loss, self._model, tuple(self._trained), privacy.clip_norm)
+            self._clipped = ClippedSum(self._loss, self.model, tuple(self._trained), privacy.clip_norm)
             with GENERATOR:
                 seed_operators(seed, peer, 0, 0, self.device)
                 self._clipped.try_on(self._batch_of(self._private_draw(np.arange(min(2, len(train_indices))), 0)), task)
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """The model that the local step runs; its trained parameters hold the z that it was last given."""
-        return self._model
-
-    @property
-    def train_data(self) -> Data:
-        """The whole training set, of which this peer has a share."""
-        return self._train
 
     @property
     def repeatable(self) -> bool:
@@ -250,10 +242,10 @@ class Trainer(StartedTraining):
         if not isinstance(self.task, OwnTask):
             return
         with errors_of(self.task):
-            without = not_in_files(self._model)
+            without = not_in_files(self.model)
         if without:
             log.warning("%s of the model is no tensor, so saved models are without it", ", ".join(without))
-        with frozen_kept(self._model), buffers_kept(self._model):
+        with frozen_kept(self.model), buffers_kept(self.model):
             loss = self.batch_loss(0)
             adjusted = self._adjustment is not None
             if not torch.isfinite(loss):
@@ -265,17 +257,17 @@ class Trainer(StartedTraining):
             if not depends:
                 problem = "the loss depends on none of the parameters that are trained"
                 raise self.task.loss_error(problem, adjusted=adjusted)
-        evaluate_model(self.task, self._model, self._test, self._indices["test"][:_TRIED], self.device)
+        evaluate_model(self.task, self.model, self._test, self._indices["test"][:_TRIED], self.device)
 
     def evaluate(self, z: InParts, split: Split = "test", *, averaged: bool = False) -> Evaluation:
         """Return how the model at z does on a split; nothing that training reads is changed.
 
         Norms take the statistics of this peer, or, where z is the average of all peers, those of `statistics`.
         """
-        data = self._test if split == "test" else self._train
+        data = self._test if split == "test" else self.train_data
         self._load(z)
         with self._statistics(averaged):
-            return evaluate_model(self.task, self._model, data, self._indices[split], self.device)
+            return evaluate_model(self.task, self.model, data, self._indices[split], self.device)
 
     def know_class_shares(self, shares: npt.NDArray[np.float64]) -> None:
         """Adjust logits by these shares of the classes in all peers' data, float64[classes], from the first step on."""
@@ -285,7 +277,7 @@ class Trainer(StartedTraining):
 
     def train_class_counts(self) -> tuple[int, ...]:
         """Return how many samples of each class this peer trains on; the task has classes."""
-        labels = self._train.labels[torch.from_numpy(self._indices["train"])]
+        labels = self.train_data.labels[torch.from_numpy(self._indices["train"])]
         return tuple(torch.bincount(labels, minlength=self.task.num_classes).tolist())
 
     def class_counts(self) -> tuple[int, ...]:
@@ -300,7 +292,7 @@ class Trainer(StartedTraining):
         The vectors of the momentum are its own, not copies: write them out before the next local step.
         """
         state = {f"momentum.{name}": value for name, value in self._momentum.state().items()}
-        for name, buffer in self._model.named_buffers():
+        for name, buffer in self.model.named_buffers():
             state[f"buffer.{name}"] = buffer.detach().cpu().numpy().copy()
         for name, parameter in self._frozen.moved().items():
             # NumPy lacks bfloat16, whose values float32 has.
@@ -326,14 +318,14 @@ class Trainer(StartedTraining):
             {k.removeprefix(part): torch.from_numpy(np.array(state[k])) for k in state if k.startswith(part)}
             for part in ("buffer.", "frozen.")
         )
-        for name, _ in self._model.named_buffers():
+        for name, _ in self.model.named_buffers():
             if name not in buffers:
                 raise KeyError(f"buffer.{name}")
-        modules = dict(self._model.named_modules())
+        modules = dict(self.model.named_modules())
         for name, value in buffers.items():
             # Ranges of layers that compute in 8 bits are in no model of another precision.
             if name.rpartition(".")[0] in modules:
-                set_buffer_(self._model, name, value)
+                set_buffer_(self.model, name, value)
         self._frozen.restore_(frozen)
         is_default = self.options.label_adjustment == "auto" and self.options.class_balance == 0
         if is_default and _ADJUSTED not in state:
@@ -350,11 +342,11 @@ class Trainer(StartedTraining):
         self._load(z)
         with self._statistics(averaged):
             metadata = {"task": self.task.name, "layout": self.layout.digest}
-            save_model(self._model, path, names=self._names_in_files(), metadata=metadata)
+            save_model(self.model, path, names=self._names_in_files(), metadata=metadata)
 
     def model_parts(self) -> ModelParts | None:
         """See `train.model_file.model_parts`. To be called before training."""
-        return model_parts(self._model, self._trained, names=self._names_in_files())
+        return model_parts(self.model, self._trained, names=self._names_in_files())
 
     def _names_in_files(self) -> Collection[str] | None:
         """Return the entries of the task's model in float32: one that trains in 8 bits has ranges beside these. None
@@ -370,7 +362,7 @@ class Trainer(StartedTraining):
         with GENERATOR, torch.random.fork_rng(devices=[]):
             model = make_model(self.task, "float32")
         with self._statistics(averaged):
-            state = self._model.state_dict()
+            state = self.model.state_dict()
             for name, buffer in dict(model.named_buffers()).items():
                 if name in state and state[name].shape != buffer.shape:
                     set_buffer_(model, name, state[name])
@@ -381,11 +373,11 @@ class Trainer(StartedTraining):
         """Return a new model at z that computes in that precision, with statistics and ranges from `statistics`."""
         self._load(z)
         model = make_model(self.task, precision).to(self.device)
-        own = dict(self._model.named_parameters())
+        own = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(own[name])
-        collect_statistics_(model, self.task, self._train, seed=self.seed, device=self.device)
+        collect_statistics_(model, self.task, self.train_data, seed=self.seed, device=self.device)
         return model
 
     def judge(self, model: torch.nn.Module) -> Evaluation:
@@ -395,7 +387,7 @@ class Trainer(StartedTraining):
     def _statistics(self, averaged: bool) -> AbstractContextManager[None]:
         if not averaged:
             return nullcontext()
-        return statistics_of_average(self._model, self.task, self._train, seed=self.seed, device=self.device)
+        return statistics_of_average(self.model, self.task, self.train_data, seed=self.seed, device=self.device)
 
     def _step_gradient(self, z: Vector, t: int, local: int) -> tuple[Vector, float]:
         """Return the gradient of one local step and the loss before it; that of a private step is nan."""
@@ -460,7 +452,7 @@ class Trainer(StartedTraining):
         batch = self._batch(t, local)
         with GENERATOR:
             seed_operators(self.seed, self.peer, t, local, self.device)
-            loss = self._loss(self._model if module is None else module, batch)
+            loss = self._loss(self.model if module is None else module, batch)
         if loss.ndim:
             raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it must be a scalar")
         return loss
@@ -503,9 +495,9 @@ class Trainer(StartedTraining):
 
     def _batch_of(self, draw: BatchDraw) -> tuple[torch.Tensor, ...]:
         """Return the samples of a draw, augmented."""
-        batch = aligned(self._train.batch(torch.from_numpy(draw.indices)), self.device)
+        batch = aligned(self.train_data.batch(torch.from_numpy(draw.indices)), self.device)
         if self._augments:
-            uniforms = augmentation_uniforms(self.seed, draw, len(self._train))
+            uniforms = augmentation_uniforms(self.seed, draw, len(self.train_data))
             batch = aligned(self.task.augment(batch, torch.from_numpy(uniforms).to(self.device)), self.device)
         return batch
 

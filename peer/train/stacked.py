@@ -87,10 +87,10 @@ class StackedTrainer(StartedTraining):
         images lie with their channels last. Raises the errors of `Trainer`.
         """
         super().__init__(task, options, rounds=rounds, seed=seed, device=device, base=base)
-        self._train, self._test = _on_device(self._train, self.device), _on_device(self._test, self.device)
-        self._shards = [checked_indices(shard, len(self._train)) for shard in shards]
+        self.train_data, self._test = _on_device(self.train_data, self.device), _on_device(self._test, self.device)
+        self._shards = [checked_indices(shard, len(self.train_data)) for shard in shards]
         empty = [np.empty(0, np.int64)] * len(shards)
-        self._holdouts = [checked_indices(holdout, len(self._train)) for holdout in holdouts or empty]
+        self._holdouts = [checked_indices(holdout, len(self.train_data)) for holdout in holdouts or empty]
         totals = count_classes(task) if task.num_classes else None
         dealt = [
             deal_locally(task, options, shard, self._rates, seed=seed, peer=peer, totals=totals)
@@ -192,7 +192,7 @@ class StackedTrainer(StartedTraining):
         if split == "test":
             return self._engine.evaluate_all(z, self._test)
         indices = self._holdouts if split == "holdout" else self._shards
-        return [self._engine.evaluate(peer, z[peer], self._train, indices[peer]) for peer in range(self.num_peers)]
+        return [self._engine.evaluate(peer, z[peer], self.train_data, indices[peer]) for peer in range(self.num_peers)]
 
     def evaluate_one(self, peer: int, z: Vector) -> Evaluation:
         """Return how one peer's model does on the test set, with the peer's own statistics of norms."""
@@ -231,7 +231,7 @@ class StackedTrainer(StartedTraining):
         step, some = t * self.options.local_steps + local, slice(peers.start, peers.stop)
         draw = joined([schedule.batch(step) for schedule in self._schedules[some]])
         batch = self._augmented(
-            draw, tuple(part.to(self.device) for part in self._train.batch(torch.from_numpy(draw.indices)))
+            draw, tuple(part.to(self.device) for part in self.train_data.batch(torch.from_numpy(draw.indices)))
         )
         if not self._adjusts:
             return batch
@@ -243,7 +243,7 @@ class StackedTrainer(StartedTraining):
         """Return the samples of some peers, augmented if they are to be, each tensor stacked to [peers, b, ...]."""
         if not self._augments:
             return self._by_peer(batch)
-        uniforms = torch.from_numpy(augmentation_uniforms(self.seed, draw, len(self._train))).to(self.device)
+        uniforms = torch.from_numpy(augmentation_uniforms(self.seed, draw, len(self.train_data))).to(self.device)
         if self._augments_together:
             return self._by_peer(self.task.augment(batch, uniforms))
         rows = zip(zip(*self._by_peer(batch), strict=True), *self._by_peer((uniforms,)), strict=True)

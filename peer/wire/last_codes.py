@@ -38,14 +38,15 @@ class LastCodes:
     def __init__(self, layout: Layout, dtype: npt.DTypeLike, *, tells_changes: bool) -> None:
         """`tells_changes`: whether the own messages may be coded against the last ones; those of others always may."""
         self._layout, self._dtype, self._tells_changes = layout, np.dtype(dtype), tells_changes
-        self._own: Message | None = None
+        self.own: Message | None = None
+        """The last message that was sent: its frame, after a crash, is read against the one before."""
         self._receivers: frozenset[int] = frozenset()
         self._heard: dict[int, list[Message]] = {}
         """Sender → its newest message that a round has used, and those that wait, in order."""
 
     def told(self, message: Message, receiver: int) -> Message | None:
         """Return the own message that this one may be coded against for a receiver, if any."""
-        own = self._own
+        own = self.own
         if own is None or not _is_codes(message) or own.round != message.round - 1:
             return None
         if receiver not in self._receivers:
@@ -57,12 +58,7 @@ class LastCodes:
     def tell(self, message: Message, receivers: Collection[int]) -> None:
         """Note the message of a round, whose codes are the same for all its receivers."""
         if self._tells_changes and _is_codes(message):
-            self._own, self._receivers = message, frozenset(receivers)
-
-    @property
-    def own(self) -> Message | None:
-        """The last message that was sent: its frame, after a crash, is read against the one before."""
-        return self._own
+            self.own, self._receivers = message, frozenset(receivers)
 
     def of(self, sender: int) -> Message | None:
         """Return the message that the next one of a sender may be coded against, if any."""
@@ -93,27 +89,27 @@ class LastCodes:
         """Return the codes as whole frames, uint8[bytes] each, and the receivers of the own; before `round_`."""
         self.forget_before(round_)
         used = {str(sender): messages[0] for sender, messages in self._heard.items() if messages[0].round < round_}
-        if self._own is not None:
-            used[_OWN] = self._own
+        if self.own is not None:
+            used[_OWN] = self.own
         frames = {name: np.frombuffer(encode(message, self._layout), np.uint8) for name, message in used.items()}
-        return frames if self._own is None else {**frames, "receivers": np.array(sorted(self._receivers), np.int64)}
+        return frames if self.own is None else {**frames, "receivers": np.array(sorted(self._receivers), np.int64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore a result of `state`. Raises KeyError, ValueError or a `FrameError` if it does not fit."""
-        self._own, self._receivers, self._heard = None, frozenset(), {}
+        self.own, self._receivers, self._heard = None, frozenset(), {}
         for name, frame in state.items():
             if name == "receivers":
                 continue
             message = decode(frame.tobytes(), self._layout, dtype=self._dtype)
             if name == _OWN:
-                self._own, self._receivers = message, frozenset(state["receivers"].tolist())
+                self.own, self._receivers = message, frozenset(state["receivers"].tolist())
             else:
                 self._heard[int(name)] = [message]
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory kept beyond those that rounds need anyway: the codes alone."""
-        kept = [messages[0] for messages in self._heard.values()] + ([] if self._own is None else [self._own])
+        kept = [messages[0] for messages in self._heard.values()] + ([] if self.own is None else [self.own])
         return sum(_code_bytes(message) for message in kept)
 
 

@@ -174,7 +174,7 @@ def test_two_notes_of_a_liar_prove_to_a_third_that_it_lies() -> None:
     # As if it had told peer 1 something else in round 13, and signed that for it.
     story = {segment: dict(of) for segment, of in liar.told.segments.items()}
     story[1][3] = digest(b"what it told peer 1 alone")
-    run.peers[1].told._segments = story
+    run.peers[1].told.segments = story
     found = comparisons(run, 0, 1, 2)
     signed = run.statements(3)
     for peer, comparison in found.items():
