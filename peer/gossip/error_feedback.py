@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -141,19 +142,12 @@ class Scsp(SparsePush):
     whole from then on.
     """
 
-    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+    spec: ClassVar[AlgorithmSpec] = replace(
+        SparsePush.spec,
         name="scsp",
         summary="Sparse-Push that ends with rounds of full-precision averaging, against skewed data.",
         source="Aketi et al. 2021, Sparse-Push, Algorithm 2",
-        graph=GraphNeed.COLUMN,
-        push_sum=True,
-        compresses=True,
-        may_send_nothing=True,
-        tolerates_late=True,
-        time_varying=True,
-        changes_members=True,
         final_rounds=True,
-        memory=Memory.ERRORS,
     )
 
     def wants_gradient(self, t: int) -> bool:
