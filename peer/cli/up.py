@@ -124,7 +124,7 @@ def up(
         resume_command_at_interrupt(directory, runs_dir),
         report_in_any_case(directory) if resume is None else contextlib.nullcontext(),
         # It imports the libraries of the peers while this process imports those that it needs itself.
-        ForkServer() as fork_server,
+        contextlib.closing(ForkServer()) as fork_server,
         open_view(view, config) as show,
     ):
         warn(config, base, count)

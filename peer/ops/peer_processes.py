@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from peer.errors import SottoError
@@ -144,14 +143,6 @@ class ForkServer:
         self._server.terminate()
         self._server.wait()
         self._output.close()
-
-    def __enter__(self) -> ForkServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def send(self, request: dict[str, object]) -> None:
         """Send a request."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -45,14 +46,14 @@ USES_WHAT_IS_NEW = "low-rank"
 def predecessor(tmp_path_factory: pytest.TempPathFactory, warm_python: None) -> Iterator[Release]:
     release = unpacked(PREDECESSOR, tmp_path_factory.mktemp("predecessor"))
     assert release.sotto("version").strip() == f"sotto {release.version}"
-    with release.fork_server() as server:
+    with closing(release.fork_server()) as server:
         yield replace(release, server=server)
 
 
 @pytest.fixture(scope="module")
 def ours(warm_python: None) -> Iterator[Release]:
     release = this_release()
-    with release.fork_server() as server:
+    with closing(release.fork_server()) as server:
         yield replace(release, server=server)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ LONG = ("simulate", "--no-save", "--no-live", "--set", "run.rounds=1000000")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer() as running:
+    with closing(ForkServer()) as running:
         yield running
 
 
@@ -104,7 +105,7 @@ def test_closing_ends_the_server_even_while_it_imports() -> None:
 
 
 def test_with_a_server_that_is_killed_all_it_forked_ends(tmp_path: Path) -> None:
-    with ForkServer() as server:
+    with closing(ForkServer()) as server:
         processes: list[PeerProcess] = [server.start(LONG, tmp_path / f"{number}.txt") for number in range(2)]
         pids = [process.pid for process in processes]
         assert server.failure() is None
@@ -120,7 +121,7 @@ def test_with_a_server_that_is_killed_all_it_forked_ends(tmp_path: Path) -> None
 def test_a_server_that_cannot_import_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "grpc.py").write_text("raise ImportError('no grpc here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with ForkServer() as server:
+    with closing(ForkServer()) as server:
         process = server.start(["version"], tmp_path / "log.txt")
         assert process.wait(120) == -signal.SIGKILL
         assert str(server.failure()).endswith("ended with code 1: ImportError: no grpc here")

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def main(arguments: argparse.Namespace) -> None:
         folder = (arguments.keep or Path(temporary)).resolve()
         # On a busy machine, most of a start is imports. The folder of this command is none of the installation's.
         installed = Release("", release, python=str(release / ".venv" / "bin" / "python"))
-        with installed.fork_server() as honest, WarmPython(Path(temporary)) as warm:
+        with closing(installed.fork_server()) as honest, WarmPython(Path(temporary)) as warm:
             attacker = ("env", f"PYTHONPATH={HERE}", str(warm.executable), "-m", __name__)
             sides = Sides(release=release, honest=honest, attacker=attacker)
             references = References(folder, sides)
