@@ -27,7 +27,7 @@ from peer.compress.base import Compressor, Draws
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray, Payload
 from peer.compress.payload_norm import norm
-from peer.errors import LocalProtocolError, RemoteProtocolError
+from peer.errors import RemoteProtocolError
 from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, RobustMixing, ServerOptions
 from peer.gossip.shared_copies import SharedCopies
@@ -297,6 +297,10 @@ class NeighborCopies(Protocol):
         """The copy that the others hold of this peer."""
         ...
 
+    @property
+    def own_digests(self) -> tuple[int, Digests] | None: ...
+    def compare(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None: ...
+    def take(self, message: Message) -> None: ...
     def change_edges(self, senders: Sequence[int], receivers: Sequence[int], t: int) -> None: ...
     def restart_own(self, x: FloatArray, t: int) -> None: ...
     def own_copy(self, t: int) -> Message: ...
@@ -435,20 +439,6 @@ class Algorithm(ABC):
         """Return the answer to a request that may come at any time (repair of a modulo code). Changes nothing. Raises
         RemoteProtocolError for one that an honest peer would not make."""
         raise RemoteProtocolError(f"asks for a repair, and {self.spec.name} has none", peer=request.sender)
-
-    def own_digests(self) -> tuple[int, Digests] | None:
-        """Return (round, digest of each layer) of the own replica's last check, for others to compare by
-        `compare_replica`. None if nobody keeps a replica, or none was checked yet."""
-        return None
-
-    def compare_replica(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
-        """Return the layers in which the replica of `sender` differs from its own `own_digests` of that round; None if
-        that cannot be told (yet)."""
-        return ()
-
-    def take_replica(self, message: Message) -> None:
-        """Take whole layers of the sender's replica, which were asked for and passed `check_repair`."""
-        raise LocalProtocolError(f"{self.spec.name} keeps no replicas")
 
     def use_compressor(self, compressor: Compressor) -> None:
         """Compress with other settings of the same compressor from the next round on. Called between rounds."""

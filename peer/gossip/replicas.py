@@ -146,7 +146,7 @@ class Replicas:
 
     @property
     def own_digests(self) -> tuple[int, Digests] | None:
-        """Return (round, digest of each layer) of the last check of the own copy."""
+        """(Round, digest of each layer) of the last check of the own copy, for others to `compare`; None before it."""
         return self._digests.get(self._node.peer)
 
     def compare(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
@@ -370,9 +370,6 @@ class ReplicaAlgorithm(Algorithm):
     def check_repair(self, repair: Message) -> None:
         self.replicas.check_whole(repair)
 
-    def own_digests(self) -> tuple[int, Digests] | None:
-        return self.replicas.own_digests
-
     def _compress_difference_(self, t: int) -> Payload:
         """Return q = C[x̃ − x̂] and bring the own copy up to date with it: x̂ ← x̂ + q."""
         node, own = self.node, self.replicas.own
@@ -385,12 +382,6 @@ class ReplicaAlgorithm(Algorithm):
             payload = compress(node, t, layers)
         self.replicas.apply_own_(t, payload)
         return payload
-
-    def compare_replica(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
-        return self.replicas.compare(sender, round_, digests)
-
-    def take_replica(self, message: Message) -> None:
-        self.replicas.take(message)
 
     def answer(self, request: Message) -> Message:
         if request.sender not in self.replicas.receivers or any(wish.more_bits for wish in request.wanted):

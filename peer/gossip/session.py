@@ -182,9 +182,9 @@ class Session:
             # and a round that ended because of it could not be repeated.
             effects.sends.append(Send(sender, self.algorithm.answer(message)))
             return effects
-        if message.kind is MessageKind.REPAIR and self.algorithm.spec.memory is Memory.REPLICAS:
+        if message.kind is MessageKind.REPAIR and self.algorithm.replicas is not None:
             # Between the rounds' own messages: it belongs to the present copy of the sender here, in any round.
-            self.algorithm.take_replica(message)
+            self.algorithm.replicas.take(message)
             return effects
         if message.kind is MessageKind.REPAIR and not self.awaits_repair(message):
             effects.duplicates = 1  # It comes outside of the numbered stream, and may be answered twice.

@@ -30,7 +30,8 @@ class ReplicaAgreement:
     def own_digests(self) -> tuple[int, Digests] | None:
         """Return (round, digest of each layer) of the last check of this peer's replica, to be told after the round to
         those that keep it, for `hear`. None if nobody keeps one."""
-        return self._algorithm.own_digests()
+        replicas = self._algorithm.replicas
+        return None if replicas is None else replicas.own_digests
 
     def keepers(self) -> tuple[int, ...]:
         """Return the peers that keep a replica of this one now, ascending."""
@@ -78,11 +79,10 @@ class ReplicaAgreement:
         self._asked.pop(sender, None)
 
     def _differing_layers(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
-        algorithm = self._algorithm
-        replicas = algorithm.replicas
-        if self._members_change and (replicas is None or sender not in replicas.senders):
+        replicas = self._algorithm.replicas
+        if replicas is None or (self._members_change and sender not in replicas.senders):
             return ()  # The edge between us is gone, or not there yet.
-        return algorithm.compare_replica(sender, round_, digests)
+        return replicas.compare(sender, round_, digests)
 
     def _sentence(self, sender: int, round_: int, layers: tuple[int, ...]) -> str:
         layout = self._algorithm.node.layout

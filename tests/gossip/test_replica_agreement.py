@@ -33,11 +33,11 @@ def test_copies_that_agree_are_found_to_agree(name):
     for t in range(2 * CHECK_EVERY + 1):
         gossip(algorithms, t)
         for sender in algorithms:
-            round_, digests = sender.own_digests()
+            round_, digests = sender.replicas.own_digests
             assert round_ == t - t % CHECK_EVERY
             for holder in algorithms:
                 if holder is not sender:
-                    assert holder.compare_replica(sender.node.peer, round_, digests) == ()
+                    assert holder.replicas.compare(sender.node.peer, round_, digests) == ()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -50,14 +50,14 @@ def test_a_flipped_bit_is_found_and_mended_within_the_stated_rounds(name):
     layer.view(np.uint32)[np.abs(layer).argmax()] ^= 1 << 22
     for t in range(5, CHECK_EVERY + 1):
         gossip(algorithms, t)
-    layers = holder.compare_replica(2, *sender.own_digests())
+    layers = holder.replicas.compare(2, *sender.replicas.own_digests)
     assert layers == (1,)
     request = Message(MessageKind.REPAIR_REQUEST, 0, CHECK_EVERY, wanted=tuple(RepairWish(i, 0, 0) for i in layers))
-    holder.take_replica(sender.answer(request))
+    holder.replicas.take(sender.answer(request))
     assert holder.replicas.of[2].tobytes() == sender.replicas.own.tobytes()
     for t in range(CHECK_EVERY + 1, 2 * CHECK_EVERY + 1):
         gossip(algorithms, t)
-    assert holder.compare_replica(2, *sender.own_digests()) == ()
+    assert holder.replicas.compare(2, *sender.replicas.own_digests) == ()
 
 
 def test_a_layer_that_comes_before_the_differences_in_it_waits_for_them():
@@ -68,7 +68,7 @@ def test_a_layer_that_comes_before_the_differences_in_it_waits_for_them():
     exchanges = [a.begin(1, np.zeros_like(a.x), 0.0) for a in algorithms]
     # The sender's own copy holds the difference of round 1 by now, and the holder's does not.
     whole = sender.answer(Message(MessageKind.REPAIR_REQUEST, 0, 0, wanted=(RepairWish(0, 0, 0),)))
-    holder.take_replica(whole)
+    holder.replicas.take(whole)
     assert holder.replicas.of[2][0] == 7.0
     # It survives a crash in between.
     again = three("quant-sgp")[0]
@@ -85,7 +85,7 @@ def test_a_layer_that_comes_too_late_is_left_alone():
     whole = algorithms[2].answer(Message(MessageKind.REPAIR_REQUEST, 0, 0, wanted=(RepairWish(0, 0, 0),)))
     gossip(algorithms, 1)
     before = algorithms[0].replicas.of[2].tobytes()
-    algorithms[0].take_replica(whole)
+    algorithms[0].replicas.take(whole)
     assert algorithms[0].replicas.of[2].tobytes() == before
 
 
@@ -93,7 +93,7 @@ def test_what_no_honest_peer_sends_is_refused():
     holder, _, sender = three("quant-sgp")
     gossip([holder, _, sender], 0)
     with pytest.raises(RemoteProtocolError, match="digests of a replica that is not kept"):
-        holder.compare_replica(2, 0, (1, 2))
+        holder.replicas.compare(2, 0, (1, 2))
     with pytest.raises(RemoteProtocolError, match="no layer"):
         sender.answer(Message(MessageKind.REPAIR_REQUEST, 0, 0))
     with pytest.raises(RemoteProtocolError, match="does not keep"):
