@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import click
 from peer.cli.app import SottoCommand, print_json
 from peer.cli.options import config_option, count_peers, json_option, load_config, peers_option, set_option
 from peer.errors import ConfigError
+from peer.terminal import telling
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -158,7 +160,8 @@ def plan(
         return load_config(config_file, (*settings, *extra, *balanced), num_peers=num_peers)[0]
 
     new_job = _new_job(config.training.task if has_task else setting.tasks[0], count, config.training.local_steps)
-    found = planner.make_plan(situation, all_evidence, setting, lambda extra: configured(tuple(extra)), base)
+    with telling(lambda: "measures messages of that size", partial(click.echo, err=True)):
+        found = planner.make_plan(situation, all_evidence, setting, lambda extra: configured(tuple(extra)), base)
     written = None
     own = found.best_own
     if output is not None:
