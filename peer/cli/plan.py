@@ -376,7 +376,7 @@ def _table(*heads: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("option", no_wrap=True)
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
