@@ -21,7 +21,7 @@ from peer.config.writer import write_bytes, write_peer_file
 from peer.errors import ConfigError, SecurityError
 from peer.net.address import dialled_address, is_loopback, split_address, why_no_name
 from peer.net.security.authority import PEER_DAYS, CertificateAuthority
-from peer.net.security.certificates import Identity, Place, identify, is_signed_by
+from peer.net.security.certificates import Identity, Place, identify, is_signed_by, parse_certificate, public_key
 from peer.net.security.keys import is_encrypted, parse_key, read_secret, write_secret
 from peer.net.security.requests import Request, read_request, request_certificate
 from peer.ops.cluster_files import join_address, listening_address, place_peers, read_named, refuse_mixed_loopback
@@ -163,6 +163,7 @@ def _admit(directory: Path, proposal: Proposal, days: int, passphrase: bytes | N
     if older.exists() and is_signed_by(older.read_bytes(), authority.certificate):
         _keep(directory, identify(older.read_bytes(), str(older)), older.read_bytes())
     _keep(directory, identity, certificate)
+    _set_aside_other_key(folder / "peer.key", certificate)
     revoked = (directory / LIST_FILE).read_bytes() if (directory / LIST_FILE).exists() else b""
     if copied is not None:
         write_bytes(folder / copied[0].name, copied[1])
@@ -171,6 +172,14 @@ def _admit(directory: Path, proposal: Proposal, days: int, passphrase: bytes | N
         _announce(directory, index, entry)
     fill(folder, certificate, authority.certificate, revoked, config)
     return Admitted(identity, index, entry, folder, known)
+
+
+def _set_aside_other_key(file: Path, certificate: bytes) -> None:
+    """Rename a key that is not that of the certificate: the device has made another one, and the two, copied together,
+    would be refused."""
+    granted = public_key(parse_certificate(certificate, file), file)
+    if file.exists() and parse_key(read_secret(file), file).public_key() != granted:
+        file.replace(file.with_name(f"{file.name}.old"))
 
 
 def fill(folder: Path, certificate: bytes, authority: bytes, revoked: bytes, config: Config | None) -> None:
