@@ -118,7 +118,7 @@ DEFECTS = (
         name="an evaluation with senseless counts",
         checks=(
             ("peer.daemon.notes.notes", "whose counts are none"),
-            ("peer.daemon.notes.evaluations", "not self._samples.fit(record)"),
+            ("peer.daemon.notes.evaluations", "not self.samples.fit(record)"),
         ),
         algorithm="",
     ),
