@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -172,7 +173,16 @@ def test_the_state_of_groups_is_that_of_all_peers(monkeypatch):
 
 
 @pytest.mark.parametrize("stacks", [False, True])
-def test_an_evaluation_takes_no_copy_of_every_model_and_keeps_its_figures(stacks):
+def test_an_evaluation_takes_no_copy_of_every_model_and_keeps_its_figures(stacks, monkeypatch):
+    copies, most, model_of = [], 0, virtual_run.model_of
+
+    def counted(state):
+        nonlocal most
+        copies.append(weakref.ref(z := model_of(state)))
+        most = max(most, sum(copy() is not None for copy in copies))
+        return z
+
+    monkeypatch.setattr(virtual_run, "model_of", counted)
     settings = job("algorithm.name=sgp", "evaluation.every_rounds=2")
     simulation = run(settings, Path(), num_peers=6, stacked=stacks, baseline=False)
     found = simulation.models
@@ -181,6 +191,7 @@ def test_an_evaluation_takes_no_copy_of_every_model_and_keeps_its_figures(stacks
     assert simulation.summary.consensus_distance == pytest.approx(distance, rel=1e-5)
     assert len(simulation.summary.peer_accuracy) == 6
     assert simulation.summary.document()["margins"] == {"accuracy": None}
+    assert 0 < most <= 2 < len(copies)
 
 
 def test_where_all_hold_one_model_it_is_evaluated_once(monkeypatch):
