@@ -96,8 +96,6 @@ class FolderData:
         # Memory that was never written costs nothing: only the pages of decoded images are there.
         self._pixels = torch.empty((len(images.paths), 3, size, size), dtype=torch.uint8)
         self._data = ImageData(self._pixels, images.labels, mean=MEAN, std=STD)
-        self.labels = self._data.labels
-        """int64[m]."""
         self._decoded = np.zeros(len(images.paths), bool)
         self._paths, self._size = images.paths, size
         self.found = images.found
@@ -105,6 +103,11 @@ class FolderData:
 
     def __len__(self) -> int:
         return len(self._paths)
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """int64[m]."""
+        return self._data.labels
 
     def read_all(self) -> None:
         """Decode every image. Raises DataError, with its name, for a file that is none."""
