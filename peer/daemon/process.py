@@ -106,7 +106,7 @@ class Patience:
         if has_parent() or not (error.may_pass or _data_is_away(error, self._config, self._base)):
             raise error
         if str(error) == self._waits_for:
-            log.info("waits until that has passed, %s so far: %s", duration(time.monotonic() - self._since), error)
+            log.info("that has not passed yet, %s so far", duration(time.monotonic() - self._since))
         else:
             self._waits_for, self._since = str(error), time.monotonic()
             log.warning("%s", error)

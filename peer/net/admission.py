@@ -84,9 +84,10 @@ class Admission:
         if identity.name in self.dropped:
             raise SecurityError(self.dropped[identity.name])
         if all(identity.name != neighbor.name for neighbor in self._neighbors.values()):
+            same = "graph" if identity.name in self.members else "name of that device in [[peers]]"
             raise SecurityError(
-                f"{quote(identity.name)} is no neighbour of peer {self._me}, {quote(self._name)}; compare the "
-                "graph and the lists of peers"
+                f"{quote(identity.name)} is no neighbour of peer {self._me}, {quote(self._name)}; compare the {same} on"
+                " both devices"
             )
 
     def relay_user(self, caller: Caller, claimed: str) -> str:

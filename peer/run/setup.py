@@ -25,7 +25,7 @@ from peer.compress.modulo import Modulo
 from peer.compress.payload import FloatArray
 from peer.config.options import Config, TrainingOptions
 from peer.config.precision_choice import FASTEST, Precision, PrecisionChoice
-from peer.errors import ConfigError, LocalProtocolError
+from peer.errors import ConfigError, LocalProtocolError, TaskError
 from peer.gossip import topology
 from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext, NoMomentum
 from peer.gossip.budget import BandwidthBudget, nominal_bits
@@ -155,8 +155,13 @@ class RunSetup:
         with, where those are known. `former_order` is as for `tasks.configured`."""
         refuse_errors([*privacy_findings(config)])
         count = num_peers or config.num_listed
-        task = tasks.configured(config, base, former_order=former_order)
-        data = task.train_data()
+        try:
+            task = tasks.configured(config, base, former_order=former_order)
+            data = task.train_data()
+        except TaskError as error:
+            if config.data.directory is not None and not any((base / config.data.directory).glob("*")):
+                error.args = (f"data.directory: there is nothing at {base / config.data.directory}; {error}",)
+            raise
         check_data(task, data, "training")
         for sentence in tasks.found_in(task, data):
             log.info("data: %s", sentence)

@@ -154,6 +154,8 @@ class Classification:
         """Return the mean cross-entropy of the logits plus `adjustment: float32[b, num_classes]`; −∞ takes a class out
         of the sum."""
         logits, targets = logits_of(model, batch)
+        if (outputs := logits.shape[-1]) != adjustment.shape[-1]:
+            raise DataError(f"the model of task {self.name} has {outputs} outputs; num_classes is {self.num_classes}")
         return torch.nn.functional.cross_entropy(logits + adjustment, targets)
 
     def train_data(self) -> Data:

@@ -82,7 +82,8 @@ def test_a_file_that_one_device_lacks_ends_its_peer_with_a_sentence(
     assert sotto("init", "cluster", str(kits), "--peers", "2", "--config", str(tmp_path / "run.toml")).exit_code == 0
     result = sotto("run", "--config", str(kits / "peer-1" / "peer.toml"))
     assert result.exit_code == 2, result.output
-    assert "sotto: error: error in your task: FileNotFoundError: " in result.stderr
+    nothing = f"sotto: error: data.directory: there is nothing at {kits / 'peer-1' / 'sensor'}; "
+    assert f"{nothing}error in your task: FileNotFoundError: " in result.stderr
     assert f"{kits / 'peer-1' / 'sensor' / 'train.csv'} not found" in result.stderr
     assert re.search(r"own_task\.py:\d+, in make_task", result.stderr)
     (tmp_path / "run.toml").write_text('[training]\ntask = "mnist"\n[data]\ndirectory = "mnist"\n')

@@ -57,6 +57,7 @@ def test_an_address_that_is_not_there_yet_is_waited_for(
     said = [record.getMessage() for record in caplog.records]
     assert sum("this machine has no address 192.0.2.1" in each for each in said) == 1, "once, however long it takes"
     assert any("waits until that has passed" in each for each in said)
+    assert sum(each.startswith("that has not passed yet, ") for each in said) == 2, "at each further look"
     assert not any("samples" in each for each in said), "its data is not read each time that it looks"
 
 

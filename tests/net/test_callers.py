@@ -70,7 +70,7 @@ def test_a_caller_with_a_number_is_heard_and_gets_a_link() -> None:
 @pytest.mark.parametrize(
     ("hear", "changes", "words"),
     [
-        (None, {}, "'garage' is no neighbour of peer 0, 'ada'"),
+        (None, {}, "'garage' is no neighbour of peer 0, 'ada'; compare the name of that device in [[peers]] on both"),
         (lambda index, name: None, {}, "'garage', is no neighbour of peer 0, 'ada'"),
         (refuses, {}, "'garage' cannot join"),
         (hears, {"is_number": 8}, "it says it is peer 8, 'garage', but peer 7, 'garage', is expected here"),

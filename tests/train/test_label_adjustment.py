@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from peer.config.options import TrainingOptions
-from peer.errors import ConfigError
+from peer.errors import ConfigError, DataError
 from peer.train.baseline import single_process
 from peer.train.data import Classification, TensorData, cross_entropy
 from peer.train.label_adjustment import declared_shares, is_uneven
@@ -441,3 +441,10 @@ def test_a_run_that_began_with_it_goes_on_with_it_where_it_is_no_longer_the_defa
     assert np.array_equal(step, before.gradient(z, 5, 0.1, 0.1).gradient)
     assert not np.array_equal(step, plain)
     assert "label_adjustment" in resumed.state()
+
+
+def test_a_model_with_another_number_of_outputs_is_named() -> None:
+    data = TensorData(torch.zeros(4, 6), torch.arange(4))
+    task = Classification(name="pets", num_classes=4, model=lambda: nn.Linear(6, 3), train=data, test=data)
+    with pytest.raises(DataError, match="the model of task pets has 3 outputs; num_classes is 4"):
+        task.adjusted_loss(task.make_model(), data.batch(torch.arange(4)), torch.zeros(4, 4))
