@@ -545,7 +545,8 @@ def up(
                 failure = error
                 break
             peers = cluster.poll()
-            show("starting peers" if [peer.round for peer in peers] == begin else "training", peers)
+            resumes = cluster.goes_on and [peer.round for peer in peers] == begin
+            show("starting peers" if resumes or cluster.num_ready < cluster.num_peers else "training", peers)
             # Not `stop.wait`: a signal handler that sets `stop` while this thread is inside would wait for ever.
             time.sleep(_POLL_S)
         # A signal may reach the peers before this process, as where a service manager sends it to all.

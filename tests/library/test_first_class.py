@@ -146,6 +146,19 @@ def test_a_script_that_exits_is_shown_as_python_shows_it(leaves_with: str | int,
         assert f" ended with code 1: {leaves_with} (see " in done.stderr.splitlines()[-1]
 
 
+def test_a_run_trains_as_soon_as_all_scripts_have_joined(script: Path) -> None:
+    """Also where the first round takes long."""
+    waits = "while not __import__('os').path.exists('go'):\n            time.sleep(0.05)\n        x, y = mine"
+    script.write_text(SCRIPT.replace("x, y = mine", waits))
+    run = begin(script.parent, "-m", "peer", "up", "own.py", "--peers", "2", "--no-live", "--", "{peer}", "0", "6")
+    assert run.stderr is not None
+    first = next(line for line in run.stderr if "  round 0/2" in line and "/2  round" not in line)
+    (script.parent / "go").touch()
+    _, err = run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 0, err
+    assert "  training  round 0/2" in first
+
+
 def test_a_script_that_fails_is_shown_and_ends_the_run(script: Path) -> None:
     folder = script.parent
     process = begin(folder, "-m", "peer", "up", "own.py", "-n", "2", "--no-live", "--", "{peer}", "0", "7")
