@@ -17,8 +17,9 @@ from peer.foreign_text import printable
 
 _log = logging.getLogger("sotto")
 
-TELL_EVERY_S = 8.0
-"""Interval between lines of work or a wait: below 10 s, also where the machine is busy with other things."""
+STARTING_S, TELL_EVERY_S = 3.0, 8.0
+"""Interval between lines of a start, whose three parts follow each other, and of other work or a wait: below 10 s, also
+where the machine is busy with other things."""
 
 
 def command(*words: object) -> str:

@@ -13,7 +13,7 @@ import click
 from peer.cli.app import SottoCommand, raise_log_level
 from peer.cli.options import config_option, load_peer, own_file, script_options, set_option
 from peer.library.script import Script, log_failure, named_script
-from peer.terminal import telling
+from peer.terminal import STARTING_S, telling
 from peer.train.startup import complete_torch, quick_imports
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def run(
     if (script := named_script(words, module)) is not None:
         return _run_script(script, config, file, settings, base, deal=deal)
     # Imported once the configuration is known to be sound: torch takes most of the time of a start.
-    with quick_imports(), telling(lambda: "loads its libraries"):
+    with quick_imports(), telling(lambda: "loads its libraries", every_s=STARTING_S):
         from peer.daemon import process
 
     return process.run(config, base, lambda: load_peer(file, settings)[0])
@@ -71,7 +71,7 @@ def _run_script(
     from peer.config.options import ENVIRONMENT_PREFIX
     from peer.errors import TaskError, UsageError
 
-    with telling(lambda: "loads its libraries"):
+    with telling(lambda: "loads its libraries", every_s=STARTING_S):
         from peer.library.here import DEALS, FILE
         from peer.library.random_state import draw_alike
         from peer.train.own_task import UserCode

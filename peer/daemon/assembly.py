@@ -63,7 +63,7 @@ from peer.protocol import ADMITS, AVERAGE, EQUALITY, GROUNDED, OLDEST
 from peer.run.plan import unreachable_pairs, why_no_average
 from peer.state.admission_log import AdmissionLog
 from peer.state.metrics import EvaluationRecord
-from peer.terminal import telling
+from peer.terminal import STARTING_S, telling
 from peer.train.local_step import Split, Trainer
 from peer.train.partition import Manifest
 
@@ -102,7 +102,7 @@ def assemble(
         raise
 
 
-@telling(lambda: "reads checkpoint and journal")
+@telling(lambda: "reads checkpoint and journal", every_s=STARTING_S)
 def assemble_around(
     local: LocalPeer,
     config: Config,

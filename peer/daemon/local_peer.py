@@ -30,7 +30,7 @@ from peer.run.setup import PeerTrainer, RunSetup
 from peer.state import incarnation
 from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore
-from peer.terminal import telling
+from peer.terminal import STARTING_S, telling
 from peer.train import eight_bit
 from peer.train.partition import OwnSamples
 
@@ -88,7 +88,7 @@ class LocalPeer:
             self.folder.close()
             raise
 
-    @telling(lambda: "reads its data")
+    @telling(lambda: "reads its data", every_s=STARTING_S)
     def _read(self, config: Config, base: Path, loop: PeerTrainer | None) -> None:
         """Read the folder and the data."""
         self.incarnation = incarnation.finish(self.folder.disk).number
