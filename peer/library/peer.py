@@ -716,8 +716,9 @@ class Peer:
                     if path is not None:
                         self._saved_as = str(path)
                         save_model(self._parameters.model, path, metadata={"rounds": str(self.rounds)})
-                    self._state, self._round = "completed", self.rounds
                     self._meeting.answer(None)
+                    # Behind the answer: after an interrupt in between, the peer would wait for that.
+                    self._state, self._round = "completed", self.rounds
                     self._tell_events()
                     return
                 case End(begin_again=begin_again) if begin_again is not None:
