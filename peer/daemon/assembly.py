@@ -298,6 +298,11 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         state, have_spoken = durable.disk_state, common.releases.have_spoken
         # While the journal is replayed there is nobody to be asked.
         local.trainer.all_speak = lambda protocol: state.protocol >= protocol or have_spoken(protocol)
+        local.trainer.is_saved_after = lambda done: (
+            common.cadence.is_foreseen(done)
+            # It may be this peer that leaves, and then saves its last state.
+            or any(each.effective == done for each in participant.membership.coming_changes)
+        )
     recovered = recover_rounds(common, durable, audit_log)
     common.cadence.add_round(recovered.seconds)
     member_links = MemberLinks(local, neighbors, durable, common.watcher, common.admissions)

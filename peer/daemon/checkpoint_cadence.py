@@ -53,14 +53,16 @@ class CheckpointCadence:
         """Take note that a checkpoint was taken: nothing is left to repeat."""
         self._to_replay_s, self.snapshot_wanted = 0.0, False
 
+    def is_foreseen(self, done: int) -> bool:
+        """Return whether it is known before a round that a checkpoint is to be taken when `done` are."""
+        return done == self._rounds or bool(self._every and done % self._every == 0) or self.snapshot_wanted
+
     def is_due(self, done: int, journal_bytes: int, checkpoint_bytes: int | None = None) -> bool:
         """Return whether a checkpoint is to be taken after `done` rounds. `checkpoint_bytes`: size of the last one, if
         the journal is to be no larger."""
         options = self._options
         return (
-            done == self._rounds
-            or bool(self._every and done % self._every == 0)
-            or self.snapshot_wanted
+            self.is_foreseen(done)
             or journal_bytes > options.journal_mbytes << 20
             or (checkpoint_bytes is not None and journal_bytes > max(checkpoint_bytes, _LIGHT_BYTES))
             or self._to_replay_s > self._recover_within_s

@@ -106,7 +106,7 @@ class RoundLoop:
         while record is None:
             # After a crash it may be in the middle of a round.
             self.saver.is_at_rest = not self.participant.session.in_round
-            if self.round >= self._config.run.rounds or self._runtime.stops or self.has_left:
+            if self.round >= self._config.run.rounds or self._stops or self.has_left:
                 return None
             if self._is_set_back:
                 # Anything it did now would be done for the second time.
@@ -120,7 +120,7 @@ class RoundLoop:
                 await self._keep_to_budget()
                 await self._keep_to_limits()
                 await self._keep_to_equality()
-                if self._runtime.stops:
+                if self._stops:
                     return None
                 self.saver.is_at_rest = False
                 effects = await self._runtime.work(self._step_and_begin)
@@ -144,6 +144,16 @@ class RoundLoop:
         if self.equality is not None:
             await self.equality.after_round()
         return record
+
+    @property
+    def _stops(self) -> bool:
+        """Whether this peer stops, and goes no further for a state that can be saved."""
+        steps, runtime = self.participant.local_steps, self._runtime
+        if not isinstance(steps, RecordedSteps) or steps.can_be_saved or runtime.stops_at_once or self._is_set_back:
+            return runtime.stops
+        # A script that waits for the next round has that state once it has come to its beginning.
+        steps.is_stopping = runtime.stops and not self.participant.session.in_round
+        return runtime.stops and not steps.is_stopping
 
     def _step_and_begin(self) -> Effects:
         started = time.perf_counter()

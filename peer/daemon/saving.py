@@ -15,6 +15,7 @@ from peer.daemon.parts import CommonParts
 from peer.daemon.round_frames import RoundFrames
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
+from peer.node.local_steps import RecordedSteps
 
 _SYNC_EVERY_S = 1.0
 
@@ -47,10 +48,13 @@ class RoundSaver:
             return None if in_round else self._durable.save(description, anew=anew)
 
         receipts = await self._runtime.work(save)
-        if receipts is None:
+        steps = self._durable.participant.local_steps
+        if receipts is not None:
+            self._frames.confirm(receipts)
+        if receipts is None or (isinstance(steps, RecordedSteps) and not steps.can_be_saved):
+            # Of a script, the state when a round begins is noted only where it is known by then that it is saved.
             self._cadence.snapshot_wanted = True
             return
-        self._frames.confirm(receipts)
         self._cadence.saved()
 
     async def take_snapshot(self) -> None:

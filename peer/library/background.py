@@ -137,6 +137,7 @@ class Background(Host):
         for finding in refuse_errors(validate_config(settle(config, base).config, base)):
             daemon_log.warning("%s: %s", finding.key, finding.sentence)
         self._config, self._local = config, self._opened(steps, config)
+        steps.disk = self._local.folder.disk
         said = ScriptSays(config.run.rounds, steps.criteria)
         SCRIPT_SAYS.keep(self._local.folder.disk, said)
         _open[self._path] = self

@@ -16,10 +16,11 @@ from typing import Any, Protocol, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 from torch import nn
 
 from peer.errors import StateError, UsageError
-from peer.node.checkpoint_arrays import Arrays, group, grouped
+from peer.node.checkpoint_arrays import Arrays, Group, group, grouped
 from peer.train.moving import fingerprint
 
 _TEXT = "values"
@@ -41,13 +42,22 @@ _SPARSE = {
 
 
 def pack(value: object, place: str) -> dict[str, npt.NDArray[Any]]:
-    """Return a value as arrays in memory of their own. `place` says where it comes from.
+    """Return a value as flat arrays, mostly not copies. `place` says where it comes from.
 
     Raises UsageError, with its place, for a value that is no tensor, no array and no plain value.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     text = json.dumps(_packed(value, place, arrays))
     return {**arrays, _TEXT: np.frombuffer(text.encode(), np.uint8)}
+
+
+def digest(arrays: Arrays) -> int:
+    """Return XXH3-64 of a result of `pack`."""
+    whole = xxhash.xxh3_64()
+    for name, array in arrays.items():
+        whole.update(f"{name} {array.size} ".encode())
+        whole.update(array.data)
+    return whole.intdigest()
 
 
 def unpack(arrays: Arrays) -> Any:
@@ -64,7 +74,7 @@ def _packed(value: object, place: str, arrays: dict[str, npt.NDArray[Any]]) -> o
             return value
         case np.generic() | np.ndarray():
             if value.dtype.kind in "biufc":
-                stored = _stored(np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy(), arrays)
+                stored = _stored(np.ascontiguousarray(value).reshape(-1).view(np.uint8), arrays)
                 return {"numpy": [stored, value.dtype.str, value.shape]}
         case int() | float():
             # Enumerations and their like would come back as plain numbers.
@@ -110,10 +120,10 @@ def _stored(data: npt.NDArray[np.uint8], arrays: dict[str, npt.NDArray[Any]]) ->
 
 
 def _bytes_of(tensor: torch.Tensor, place: str) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a tensor: a copy in any case, since the script goes on while they are written."""
+    """Return the bytes of a tensor, not a copy where that is on the CPU and has no gaps."""
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         raise UsageError(f"{place} is a tensor without plain values ({tensor.layout}), which cannot be kept")
-    own = tensor.detach().to("cpu", copy=True).resolve_conj().resolve_neg().contiguous().reshape(-1)
+    own = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     data: npt.NDArray[np.uint8] = own.view(torch.uint8).numpy() if own.numel() else np.empty(0, np.uint8)
     return data
 
@@ -271,15 +281,12 @@ class Kept:
         }
         return {**found, **dict(model.named_parameters())}
 
-    def changed_follower(self, arrays: Arrays) -> str | None:
-        """Return the name of a scheduler or module that has another state than when `pack` returned this: these follow
-        the steps of an optimizer, where a loader or a generator goes ahead of them."""
-        for number, each in enumerate(self._given):
-            if isinstance(each, (torch.optim.lr_scheduler.LRScheduler, nn.Module)):
-                then, now = group(arrays, f"kept.{number}"), self._packed(number)
-                if any(not np.array_equal(now[name], then[name]) for name in now if name in then):
-                    return f"keep[{number}] ({self._kinds[number]})"
-        return None
+    def followers(self) -> dict[str, int]:
+        """Return digests of the states of schedulers and modules, by their names in sentences: these follow the steps
+        of an optimizer, where a loader or a generator goes ahead of them."""
+        kinds = (torch.optim.lr_scheduler.LRScheduler, nn.Module)
+        numbers = [number for number, each in enumerate(self._given) if isinstance(each, kinds)]
+        return {f"keep[{number}] ({self._kinds[number]})": digest(self._packed(number)) for number in numbers}
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the modules among the objects, by their names in sentences."""
@@ -290,7 +297,8 @@ class Kept:
         return pack(self._objects[number].state_dict(), f"keep[{number}].state_dict()")
 
     def pack(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the states of all objects, and their kinds. Raises UsageError for objects that cannot be kept."""
+        """Return the states of all objects, and their kinds, mostly not copies. Raises UsageError for objects that
+        cannot be kept."""
         groups = {"kept": pack(self._kinds, "keep")}
         groups |= {f"kept.{number}": self._packed(number) for number in range(len(self._objects))}
         return grouped(**groups)
@@ -304,7 +312,7 @@ class Kept:
             raise UsageError(f"keep holds {now}, but the run that is resumed kept {then}, in this order")
         self._arrange(groups, model)
         for number, each in enumerate(self._objects):
-            state = unpack(group(arrays, f"kept.{number}"))
+            state = unpack(Group(arrays, f"kept.{number}"))
             try:
                 each.load_state_dict(state)
             except Exception as error:  # Code of others: any error means that it refuses its own state.

@@ -4,11 +4,12 @@ In place of a gradient stands the displacement Δ = z − w: the script got the 
 outer learning rate γ = 1 and without outer momentum the algorithm's step x ← x − γ Δ is the script's own. With Nesterov
 momentum it is the outer step of DiLoCo: m ← β m + Δ, x ← x − γ (Δ + β m).
 
-A checkpoint holds the state that the script had when its last round began. A script that is started again trains that
-round once more from there, and its new answer is not used: work of the script between an exchange and the next round,
-such as the scheduler's step, is thus never lost. The rounds since are in the journal. Where arithmetic is repeatable,
-that holds nothing of the script: the replay asks it for its steps again. Elsewhere, and once repeated steps came out
-otherwise, it holds each answer and each such state, and the script goes on from the last one.
+A checkpoint holds the state that the script had when its last round began. Where arithmetic is repeatable, that is
+noted only in rounds which a checkpoint follows, and is in a file until it is written. A script that is started again
+trains that round once more from there, and its new answer is not used: work of the script between an exchange and the
+next round, such as the scheduler's step, is thus never lost. The rounds since are in the journal. Where arithmetic is
+repeatable, that holds nothing of the script: the replay asks it for its steps again. Elsewhere, and once repeated steps
+came out otherwise, it holds each answer and each such state, and the script goes on from the last one.
 
 A script may average gradients instead. What it hands over is the gradient then, and the algorithm does not step by the
 mean but hands it back to the script, whose optimizer makes the next x of it. A replay asks for both again.
@@ -20,7 +21,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +32,13 @@ from peer.config.options import TrainingOptions
 from peer.errors import StateError
 from peer.library.meeting import Apply, Evaluate, Finish, Meeting, Train
 from peer.library.parameters import ExchangedParameters, Vector
-from peer.node.checkpoint_arrays import Arrays, group, grouped
+from peer.node.checkpoint_arrays import Arrays, Group, group, grouped
 from peer.node.disk_state import model_digest
-from peer.node.local_steps import RecordedSteps
+from peer.node.local_steps import RecordedSteps, StepAbandoned
 from peer.protocol import OLDEST, SNAPSHOT
 from peer.records import ACCURACY, Criterion, ModelParts
+from peer.state.checkpoints import laid_aside
+from peer.state.disk import Disk
 from peer.train.evaluation import Evaluation
 from peer.train.learning_rate import learning_rates
 from peer.train.local_step import Split, make_momentum
@@ -53,7 +56,8 @@ class ScriptStep:
     loss: float | None
     """Mean over the steps, where the script tells."""
     script: Arrays
-    """The script's state beside the model when the round began: optimizer, loader, random numbers."""
+    """The script's state beside the model when the round began: optimizer, loader, random numbers. Empty where it was
+    not noted."""
     is_behind: bool = False
     """Whether it is rather the state with which the script goes on behind the round, as releases before 0.3 read it."""
 
@@ -108,20 +112,20 @@ class LoopSteps(RecordedSteps):
         options: TrainingOptions,
         rounds: int,
         *,
-        script: Arrays,
         criteria: tuple[Criterion, ...] = (ACCURACY,),
         overlap: bool = False,
         gradients: bool = False,
         meanings: tuple[Meaning, ...] = (),
     ) -> None:
-        """`options`: outer learning rate and momentum. `script`: what the script begins with. `criteria`: of its
-        evaluations. `overlap`: whether the script goes on from z − displacement while the exchange is under way.
-        `gradients`: whether it hands over gradients, and its optimizer steps by their mean. `meanings`: what the
-        numbers in its data stand for."""
+        """`options`: outer learning rate and momentum. `criteria`: of its evaluations. `overlap`: whether the script
+        goes on from z − displacement while the exchange is under way. `gradients`: whether it hands over gradients, and
+        its optimizer steps by their mean. `meanings`: what the numbers in its data stand for."""
         self.meeting, self.meanings, self.criteria = meeting, meanings, criteria
         self._t = 0
-        self._begun: tuple[Arrays, Repeated | None] | None = script, None
-        """`script` and `repeats`; None while the script makes the next ones."""
+        self.disk: Disk | None = None
+        """Where checkpoints are written, if they are."""
+        self._begun: tuple[Arrays, Repeated | None] | None = None
+        """`script` and `repeats`; None where they were not noted."""
         self.was_restored = False
         """Whether `script` is that of an earlier process."""
         self._parameters, self._overlap = parameters, overlap
@@ -145,11 +149,11 @@ class LoopSteps(RecordedSteps):
         self._records_next = False
         """Whether the next step is recorded in any case: what is saved of the script is no beginning of a round."""
 
-    def anew(self, meeting: Meeting, script: Arrays) -> LoopSteps:
+    def anew(self, meeting: Meeting) -> LoopSteps:
         """Return the local steps of the same script for a peer that joins the run once more, without outer momentum:
         the model that the run began with stays the same."""
         fresh = copy.copy(self)
-        fresh.meeting, fresh._begun, fresh.was_restored = meeting, (script, None), False
+        fresh.meeting, fresh._begun, fresh.was_restored = meeting, None, False
         fresh._momentum = make_momentum(self._options)
         fresh._stepped = fresh._recalled = None
         fresh._recorded, fresh._written, fresh._records_next = {}, {}, True
@@ -172,12 +176,25 @@ class LoopSteps(RecordedSteps):
         """Whether there is such a state."""
         return self._begun is not None
 
-    def begin_with(self, capture: Callable[[], Arrays]) -> Arrays:
+    @property
+    def notes_all(self) -> bool:
+        """Whether the script's state is needed from the beginning of each round, and not just of those that a
+        checkpoint goes back to."""
+        return self.records_all or self._overlap or self.rule_of_mean is not None
+
+    def held(self, arrays: dict[str, npt.NDArray[Any]]) -> Arrays:
+        """Return flat arrays as they are now, and use them up. Those for a checkpoint alone are in a file until it is
+        written: they are larger than the model."""
+        if self.disk is None or self.notes_all or self._records_next:
+            return {name: np.array(arrays.pop(name)) for name in [*arrays]}
+        return cast(Arrays, laid_aside(self.disk, arrays))
+
+    def begin_with(self, capture: Callable[[], dict[str, npt.NDArray[Any]]]) -> Arrays:
         """Return what `capture` returns, the state with which the script begins the round that it was asked for. It is
         the one to be saved from then on, and the one before is let go first: each may be larger than the model."""
         if not self.records_all:
             self._begun, self._written = None, {}
-        script = capture()
+        script = self.held(capture())
         self._begun = script, None
         return script
 
@@ -211,7 +228,11 @@ class LoopSteps(RecordedSteps):
         if recalled is None or self._is_under_way:
             is_behind_then = self._overlap or self.rule_of_mean is not None
             lent = np.array(z, np.float32) if is_behind_then else self._lent(z)
-            stepped, self._is_under_way = self.meeting.ask(Train(lent, t)), True
+            is_noted = self.notes_all or self._records_next or self.is_stopping or not self.all_speak(SNAPSHOT)
+            stepped = self.meeting.ask(Train(lent, t, is_noted or self.is_saved_after(t + 1), self.is_stopping))
+            if stepped is None:
+                raise StepAbandoned
+            self._is_under_way = True
             assert isinstance(stepped, ScriptStep)
             if recalled is not None:
                 # A script that repeats earlier steps comes by here, and what it comes to is not used.
@@ -221,13 +242,13 @@ class LoopSteps(RecordedSteps):
                 self.records_all = self.rule_of_mean is None
             self._expected, recalled = None, stepped
         self._stepped = recalled
-        self._begun, self._t = (recalled.script, self.repeats), t
+        self._begun, self._t = (recalled.script, self.repeats) if recalled.script else None, t
         if self.rule_of_mean is not None:
             return LoopStep(recalled.displacement, recalled.loss)
-        began = np.array(z, np.float32)
-        if self._overlap:
-            began -= recalled.displacement
-        self._begun = recalled.script, None if recalled.is_behind else Repeated(t, began)
+        if recalled.script:
+            began = np.subtract(z, recalled.displacement) if self._overlap else z
+            again = None if recalled.is_behind else Repeated(t, self.held({"": np.asarray(began, np.float32)})[""])
+            self._begun = recalled.script, again
         return LoopStep(self._momentum.direction(recalled.displacement, z), recalled.loss)
 
     def _lent(self, z: FloatArray) -> Vector:
@@ -325,8 +346,8 @@ class LoopSteps(RecordedSteps):
                 raise ValueError(f"{name} has {vector.size} numbers, expected {self.layout.size}")
         self._momentum.restore(momentum)
         self._restore_start(group(state, "start"))
-        again = Repeated(int(repeats["round"][0]), np.array(repeats["model"])) if repeats else None
-        self._begun, self._records_next, self.was_restored = (group(state, "script"), again), again is None, True
+        again = Repeated(int(repeats["round"][0]), repeats["model"]) if repeats else None
+        self._begun, self._records_next, self.was_restored = (Group(state, "script"), again), again is None, True
         self._recorded, self.records_all = self.script, self.records_all or bool(group(state, "records"))
 
     def _restore_start(self, start: Arrays) -> None:

@@ -29,6 +29,10 @@ class Train:
 
     z: npt.NDArray[np.float32]
     t: int
+    is_noted: bool = True
+    """Whether the answer is to have the script's state when the round began."""
+    is_for_state: bool = False
+    """Whether no step is wanted: the answer is None once that state was noted."""
 
 
 @dataclass(frozen=True)

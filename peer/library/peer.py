@@ -14,6 +14,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -22,7 +23,7 @@ from peer.config.options import Config, TrainingOptions
 from peer.errors import StateError, UsageError
 from peer.library.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
 from peer.library.here import SIMULATED, is_alone, place
-from peer.library.kept_state import Keepable, Kept, LooseValues, pack, unpack
+from peer.library.kept_state import Keepable, Kept, LooseValues, digest, pack, unpack
 from peer.library.loop_steps import LoopSteps, Repeated, ScriptStep
 from peer.library.measured import Measure, Measures
 from peer.library.meeting import Apply, End, Evaluate, Finish, Restored, Train
@@ -135,8 +136,12 @@ class Peer:
         """The round that the peer waits for; None while it exchanges."""
         self._repeats: Repeated | None = None
         """The round that is trained once more after a restart, until its exchange."""
-        self._start: Arrays | None = None
-        """The script's whole state beside the model when the round began."""
+        self._start: Arrays = {}
+        """The script's whole state beside the model when the round began; empty where it was not noted."""
+        self._followers: dict[str, int] = {}
+        """Digests of what follows the optimizers, as it was then; empty where the loop is to come by its head."""
+        self._at_entry = 0
+        """Digest of the state with which the script went into the block."""
         self._awaits_step = False
         """Whether no step was counted since the round began."""
         self._mean: Vector | None = None
@@ -270,13 +275,13 @@ class Peer:
                 self._meeting,
                 self._outer_options(),
                 self.rounds,
-                script=self._script_state(self._parameters.vector() if self._keeps_model else None),
                 criteria=self._measures.criteria,
                 overlap=self._overlap,
                 gradients=self._gradients,
                 meanings=self._meanings,
             )
             self._last_round = self._host.open(steps, self._config)
+            steps.begin_with(lambda: self._script_state(self._parameters.vector() if self._keeps_model else None))
             _joined_models.add(id(self._parameters.model))
             self._host.start()
             self._await_restored()
@@ -291,15 +296,16 @@ class Peer:
             else:
                 self._catches_up = self._gradients
                 self._round, self._steps_ahead = self._repeats.t, self._steps - self._repeats.t * self._every
-                self._begin_round(self._repeats.model if model is None else model)
+                self._begin_round(np.asarray(self._repeats.model) if model is None else model)
         if self._resumed_random is not None:
             self._random.set(self._resumed_random)
         if self._state == "training":
             # The loaded state may be in another order now.
             if steps.was_restored:
-                self._note_head()
+                self._note_beginning(self._moved_model)
             else:
                 self._start = steps.script
+            self._at_entry = digest(self._script_state(self._moved_model()))
             self._mixes = True
             self._hooks = [each.register_step_pre_hook(self._look_at_order) for each in self._kept.optimizers()]
 
@@ -396,8 +402,8 @@ class Peer:
         if repeats is not None:
             return repeats.model
         self._request = None
-        script = self._script_state(self._parameters.vector()) if self._start is None else self._start
-        self._meeting.answer(ScriptStep(gradients, loss, script))
+        self._note_beginning(self._parameters.vector)
+        self._meeting.answer(ScriptStep(gradients, loss, self._start))
         self._await_request()
         mean, self._mean = self._mean, None
         return mean
@@ -429,8 +435,7 @@ class Peer:
         self._steps, self._resumed_random = self._steps + 1, None
         if self._awaits_step:
             self._awaits_step = False
-            if self._start is None:
-                self._start = self._script_state(self._parameters.vector())
+            self._note_beginning(self._parameters.vector)
         if loss is not None:
             self._losses.append(loss)
         self._parameters.check_frozen()
@@ -533,10 +538,10 @@ class Peer:
             # The model of the round before, moved by what the script has done since.
             model = self._request.z - displacement
         is_last = self._request is not None and self._request.t >= self._last_round
-        self._request = None
-        is_behind, script = not self._loop_steps.all_speak(SNAPSHOT), self._start
-        if is_behind or script is None:
-            script = self._script_state(model if self._overlap else None)
+        if is_behind := not self._loop_steps.all_speak(SNAPSHOT):
+            self._start = self._loop_steps.held(self._script_state(model if self._overlap else None))
+        self._note_beginning(lambda: model if self._overlap else None)
+        self._request, script = None, self._start
         if self._overlap:
             self._begin_round(model)
         self._meeting.answer(ScriptStep(displacement, loss, script, is_behind))
@@ -548,6 +553,7 @@ class Peer:
         """Look at the optimizers' copies of the weights, and warn of what a crash would lose. Warn once where no
         parameter has moved: of an optimizer that holds those of a copy, nothing else tells."""
         self._copies.look()
+        self._kept.groups(self._parameters.model)  # Refuses what could not be noted, if only later.
         if has_moved:
             self._copies.look_at_masters()
         for what in self._loose.changed():
@@ -599,24 +605,28 @@ class Peer:
     def _begin_round(self, model: Vector) -> None:
         """Let the script go on from a model."""
         self._move_to(model)
-        self._base, self._awaits_step, self._start = model, True, None
+        self._base, self._awaits_step, self._start, self._followers = model, True, {}, {}
         # A loop that did not pass by its head in the round before may not do so in this one.
         is_expected = self._passes_head or (bool(self._head) and not self._has_exchanged)
         self._has_exchanged = self._mixes
         if self._mixes and not is_expected:
-            self._start = self._script_state(model if self._keeps_model else None)
+            self._followers = self._kept.followers()
+            self._note_beginning(lambda: model if self._keeps_model else None)
         self._passes_head = False
 
-    def _note_head(self) -> None:
-        """Note the script's state at the head of its loop as that with which the round begins."""
-
-        def capture() -> Arrays:
-            return self._script_state(self._moved_model())
-
-        self._start = None
-        # Else the state before is needed: by an exchange under way, or to repeat its round once more.
-        is_asked = self._request is not None and self._repeats is None and not self._overlap
-        self._start = self._loop_steps.begin_with(capture) if is_asked else capture()
+    def _note_beginning(self, model: Callable[[], Vector | None]) -> None:
+        """Note the script's state as that with which the round begins, where it is needed and was not noted."""
+        request = None if self._overlap or self._repeats is not None else self._request
+        if self._start or not (self._loop_steps.notes_all or (request is not None and request.is_noted)):
+            return
+        if request is None or not (self._passes_head or request.is_for_state):
+            # The state before is needed: by an exchange under way, or to repeat its round once more.
+            self._start = self._loop_steps.held(self._script_state(model()))
+            return
+        self._start = self._loop_steps.begin_with(lambda: self._script_state(model()))
+        if request.is_for_state and self._awaits_step:
+            self._meeting.answer(None)
+            self._await_model(None)
 
     def _move_to(self, model: Vector) -> None:
         """Write a mixed model into the parameters, and move the optimizers' copies of them by as much."""
@@ -646,19 +656,20 @@ class Peer:
             return
         if self._head is None:
             # Where something was drawn or read before, a script that is started again does so before it comes there.
-            assert self._start is not None
-            is_head = place is Peer.until_done or _are_same(self._start, self._script_state(self._moved_model()))
+            now = digest(self._script_state(self._moved_model()))
+            is_head = place is Peer.until_done or self._at_entry == now
             self._head = place if is_head else ""
         # Later it may be in the midst of an accumulation.
         if self._has_exchanged and not self._passes_head and place in (self._head, Peer.until_done):
-            self._note_head()
-            self._passes_head = True
+            self._passes_head, self._start = True, {}
+            self._note_beginning(self._moved_model)
 
     def _look_at_order(self, *_: object) -> None:
         """Warn once, before an optimizer steps, where the loop has no head and does more behind an exchange."""
         is_behind = self._has_exchanged and self._awaits_step and not self._passes_head
-        if is_behind and self._start is not None and not self._said_order:
-            changed = self._kept.changed_follower(self._start)
+        if is_behind and self._followers and not self._said_order:
+            now = self._kept.followers()
+            changed = next((name for name in now if now[name] != self._followers[name]), None)
             if changed is not None:
                 self._said_order = True
                 log.warning(
@@ -738,8 +749,9 @@ class Peer:
             self._meeting = self._host.meet()
             # The state that the script goes on with is saved before anything else: another crash costs it no more than
             # its model.
-            self._loop_steps = self._loop_steps.anew(self._meeting, self._script_state(None))
+            self._loop_steps = self._loop_steps.anew(self._meeting)
             self._last_round = self._host.open(self._loop_steps, self._config)
+            self._loop_steps.begin_with(lambda: self._script_state(None))
             self._host.start()
 
     def _measure(self, z: Vector) -> Evaluation:
@@ -771,8 +783,9 @@ class Peer:
 
     # -- what survives a crash -----------------------------------------------------------------------------------------
 
-    def _script_state(self, model: Vector | None) -> Arrays:
-        """Return all that the script has beside the mixed model; `model` where it has another one."""
+    def _script_state(self, model: Vector | None) -> dict[str, npt.NDArray[Any]]:
+        """Return all that the script has beside the mixed model, mostly not copies; `model` where it has another
+        one."""
         numbers, parameters = self._random.state(), self._parameters
         state = {"steps": self._steps, "random": numbers, "buffers": parameters.buffers(), "model": model}
         # Earlier releases neither wrote nor read this.
@@ -968,10 +981,6 @@ def _set_epoch(batches: object, number: int) -> None:
     for each in (batches, *(getattr(batches, name, None) for name in ("sampler", "batch_sampler", "dataset"))):
         if callable(set_epoch := getattr(each, "set_epoch", None)):
             set_epoch(number)
-
-
-def _are_same(one: Arrays, other: Arrays) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def _number(loss: object) -> torch.Tensor | float:

@@ -47,6 +47,10 @@ class RecordedSteps(ABC):
     """Whether a step was repeated to another result than before. All steps go into the journal from then on."""
     all_speak: Callable[[int], bool] = staticmethod(lambda protocol: True)
     """Whether all members speak a version of the protocol, as far as the peer's driver knows. For any thread."""
+    is_stopping = False
+    """Whether `gradient` is to raise StepAbandoned as soon as it has a state of the user's code that can be saved."""
+    is_saved_after: Callable[[int], bool] = staticmethod(lambda done: False)
+    """Whether the driver knows, before a round begins, that a checkpoint is to be taken when so many are done."""
 
     rule_of_mean: MomentumRule | None = None
     """What the user's code makes of the mean of all peers' gradients, where it averages these."""

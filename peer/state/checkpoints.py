@@ -8,6 +8,7 @@ time between two of them.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -34,7 +35,10 @@ FORMAT = 2
 
 _MOST_HEADER_BYTES = 1 << 30
 _BLOCK_BYTES = 1 << 20
-"""Bytes of a file that are in memory at once while its checksum is taken."""
+"""Bytes of a file that are in memory at once while its checksum is taken, or while they are copied from it."""
+
+_ASIDE = "aside.new"
+"""Name that arrays on their way to a checkpoint have for an instant."""
 
 _TYPES = {
     **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
@@ -113,6 +117,7 @@ class StoredVector:
     def __init__(self, arrays: StoredArrays, dtype: np.dtype[Any], size: int, at: int) -> None:
         """`at`: the byte behind the header at which it begins."""
         self._arrays, self.dtype, self.size, self._at = arrays, dtype, size, at
+        self.shape, self.nbytes = (size,), size * dtype.itemsize
 
     def __getitem__(self, part: slice) -> npt.NDArray[Any]:
         """Return consecutive numbers, in memory of their own."""
@@ -120,6 +125,11 @@ class StoredVector:
         values = np.empty(max(0, end - begin), self.dtype.newbyteorder("<"))
         self._arrays.read(self._at + begin * self.dtype.itemsize, values)
         return values.astype(self.dtype, copy=False)
+
+    def blocks(self) -> Iterator[memoryview]:
+        """Yield its bytes, so many at a time."""
+        step = _BLOCK_BYTES // self.dtype.itemsize
+        return (_bytes_of(self[at : at + step]) for at in range(0, self.size, step))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """Return all of it, for numpy."""
@@ -374,12 +384,27 @@ def _check_entries(entries: Mapping[str, Mapping[str, Any]], size: int) -> None:
         raise ValueError("it is cut off" if end > size else "something follows its arrays")
 
 
-def entries_of(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, dict[str, object]], list[memoryview]]:
+def laid_aside(disk: Disk, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, StoredVector]:
+    """Return flat arrays as they are now, from a file that is gone with the last of them. Raises StateError."""
+    entries, pieces = entries_of(arrays)
+    with disks.writing(_ASIDE), contextlib.closing(disk.create(_ASIDE)) as handle:
+        handle.append(pieces)
+        stored = StoredArrays(disk.reader(_ASIDE), 0, entries, _ASIDE)
+        disk.unlink(_ASIDE)
+    return {name: stored.vector(name) for name in stored}
+
+
+def entries_of(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, dict[str, Any]], list[memoryview]]:
     """Return the entries of a safetensors header for some arrays, and the memory of each in that order, never a
     copy."""
+    entries = _entries_of(arrays)
+    return entries, [_bytes_of(arrays[name]) for name in entries]
+
+
+def _entries_of(arrays: Mapping[str, npt.NDArray[Any] | StoredVector]) -> dict[str, dict[str, Any]]:
     # Wide numbers first: the library reads only files whose arrays start at multiples of their item size.
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
-    entries: dict[str, dict[str, object]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     end = 0
     for name in order:
         start, end = end, end + arrays[name].nbytes
@@ -388,20 +413,26 @@ def entries_of(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, dict[s
             "shape": arrays[name].shape,
             "data_offsets": (start, end),
         }
-    return entries, [_bytes_of(arrays[name]) for name in order]
+    return entries
 
 
 def _file(checkpoint: Checkpoint) -> Iterator[Buffer]:
-    """Return the pieces of a safetensors file: its header, then the memory of each array itself, never a copy.
+    """Return the pieces of a safetensors file: its header, then the memory of each array itself, never a copy; of one
+    in a file, block after block.
 
     The library joins everything to one piece first, which takes twice the state's memory.
     """
-    entries, parts = entries_of(checkpoint.arrays)
+    entries = _entries_of(checkpoint.arrays)
+
+    def parts() -> Iterator[memoryview]:
+        for array in map(checkpoint.arrays.__getitem__, entries):
+            yield from array.blocks() if isinstance(array, StoredVector) else (_bytes_of(array),)
+
     metadata = {"state": json.dumps(checkpoint.state), "round": str(checkpoint.round), "format": str(FORMAT)}
     header: dict[str, object] = {"__metadata__": metadata, **entries}
-    metadata["checksum"] = _checksum(header, parts)
+    metadata["checksum"] = _checksum(header, parts())
     yield safetensors_head(json.dumps(header).encode())
-    yield from parts
+    yield from parts()
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:

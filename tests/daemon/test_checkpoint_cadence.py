@@ -16,6 +16,7 @@ def test_regular_rounds_and_the_last_one() -> None:
     cadence = CheckpointCadence(StateOptions(), rounds=50, every=20)
     assert due(cadence, range(1, 51)) == [20, 40, 50]
     assert [cadence.last_common_round(done) for done in (0, 19, 20, 39, 50)] == [0, 0, 20, 20, 40]
+    assert [done for done in range(1, 51) if cadence.is_foreseen(done)] == [20, 40, 50]
 
 
 def test_without_regular_ones_only_the_last_and_nothing_in_common_before_it() -> None:
@@ -28,6 +29,7 @@ def test_a_snapshot_is_taken_once() -> None:
     cadence = CheckpointCadence(StateOptions(), rounds=50, every=0)
     cadence.snapshot_wanted = True
     assert cadence.is_due(7, 0)
+    assert cadence.is_foreseen(8), "a script whose state was not noted is asked for that of the next round"
     cadence.saved()
     assert not cadence.is_due(8, 0)
 

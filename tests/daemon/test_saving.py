@@ -17,6 +17,7 @@ from peer.daemon.round_frames import RoundFrames
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import RoundSaver
 from peer.node.durable import DurablePeer
+from tests.node.local_steps import OfScript, Pull
 
 
 class Durable:
@@ -24,13 +25,21 @@ class Durable:
 
     def __init__(self) -> None:
         self.session = SimpleNamespace(in_round=False)
-        self.participant = SimpleNamespace(session=self.session)
+        self.participant = SimpleNamespace(session=self.session, local_steps=None)
         self.saved = 0
 
     def save(self, description: object, *, anew: bool) -> dict[int, int]:
         assert not self.session.in_round
         self.saved += 1
         return {1: 7}
+
+
+class StepsOfScript(OfScript, Pull):
+    savable = True
+
+    @property
+    def can_be_saved(self) -> bool:
+        return self.savable
 
 
 class Peer:
@@ -67,6 +76,17 @@ def test_between_rounds_a_snapshot_is_taken_at_once(peer: Peer) -> None:
     asyncio.run(peer.saver.take_snapshot())
     assert (peer.durable.saved, peer.flushed, peer.confirmed) == (1, 1, [{1: 7}])
     assert not peer.cadence.snapshot_wanted
+
+
+def test_of_a_script_it_waits_for_a_state_that_is_noted(peer: Peer) -> None:
+    peer.durable.participant.local_steps = steps = StepsOfScript(0.0)
+    peer.saver.is_at_rest, steps.savable = True, False
+    asyncio.run(peer.saver.take_snapshot())
+    assert peer.confirmed == [{1: 7}], "the journal is synced"
+    assert peer.cadence.is_foreseen(7)
+    steps.savable = True
+    asyncio.run(peer.saver.take_snapshot())
+    assert not peer.cadence.is_foreseen(7)
 
 
 def test_within_a_round_it_waits_for_the_end(peer: Peer) -> None:

@@ -71,9 +71,9 @@ def test_values_come_back(value: Any) -> None:
 def test_what_comes_back_is_a_copy() -> None:
     tensor = torch.zeros(3)
     packed = pack(tensor, "it")
-    tensor += 1
     unpack(packed).add_(2)
     assert unpack(packed).tolist() == [0.0, 0.0, 0.0]
+    assert tensor.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_an_ordered_table_comes_back_as_a_table() -> None:

@@ -104,7 +104,8 @@ def test_events_come_in_the_thread_of_the_script(tmp_path: Path) -> None:
 
 def test_the_working_directory_may_change_behind_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Hydra changes it: the state of a run would be made anew there, at each start in another folder."""
-    folder, elsewhere = kit(tmp_path / "kit").parent, tmp_path / "elsewhere"
+    folder = kit(tmp_path / "kit", "state.checkpoint_every_rounds=1").parent
+    elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for starts in (1, 2):
         monkeypatch.chdir(folder)
@@ -307,7 +308,7 @@ def test_a_stop_of_the_operator_ends_the_loop(tmp_path: Path) -> None:
     assert peer.stopped == "stopped by the operator"
     assert 3 <= peer.steps < 1000
     with sottovoce.join(make_model(), file, every=1) as again:
-        assert again.steps == peer.steps - 1
+        assert again.steps == peer.steps, "it was asked for the state with which the next round begins"
 
 
 def test_a_run_that_is_complete_hands_over_its_model_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -362,7 +363,7 @@ def test_a_pass_may_end_where_a_script_is_started_again(
 ) -> None:
     """Five batches are a pass, and two are accumulated for a step: a restart falls on all places of a pass, with none
     or one of its batches left. Data, order and dropout are those of a script that was never stopped."""
-    file = kit(tmp_path, "run.rounds=12")
+    file = kit(tmp_path, "run.rounds=12", "state.checkpoint_every_rounds=1")
 
     def train(where: Path, stop_after: int | None) -> list[float]:
         seen: list[float] = []
@@ -390,7 +391,7 @@ def test_a_pass_may_end_where_a_script_is_started_again(
 
 
 def test_a_loader_that_is_not_kept_begins_a_new_pass(tmp_path: Path) -> None:
-    file, seen = kit(tmp_path, "run.rounds=6"), []
+    file, seen = kit(tmp_path, "run.rounds=6", "state.checkpoint_every_rounds=1"), []
     for leave_after in (2, 6):
         with sottovoce.join(make_model(), file, every=1) as peer:
             for batch in peer.until_done(["first", "second", "third"]):
@@ -525,9 +526,32 @@ def test_the_state_is_that_of_the_release_before_until_all_members_have_the_newe
         assert recorded() == [{"step", "script"}] * 4
     assert train(file, 13)[0] == 8.0
     begins, *found = train(file, 24)
-    # In turns, the state is that of the head of the loop, which it had come to.
-    assert begins == (10.0 if overlap else 12.0)
+    # In turns, steps are not journaled from then on, and those since are repeated.
+    assert begins == (10.0 if overlap else 8.0)
     assert found == train(kit(tmp_path / "whole", "run.rounds=12"), 24)[1:]
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, 12), (4, 3), (5, 3)])
+def test_the_state_is_asked_for_in_rounds_that_a_checkpoint_follows(tmp_path: Path, every: int, expected: int) -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def state_dict(self) -> dict[str, int]:
+            self.asked.append(peer.steps)
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            pass
+
+    counter, options = Counter(), ("run.rounds=12", f"state.checkpoint_every_rounds={every}")
+    peer = sottovoce.join(make_model(), kit(tmp_path, *options), every=2, keep=[counter])
+    with peer:
+        while not peer.done:
+            peer.step()
+    begins = {(done - 1) * 2 for done in range(1, 13) if done % every == 0 or done == 12}
+    assert {*counter.asked} == {0, *begins}
+    assert len(begins) == expected
 
 
 def test_a_script_whose_state_cannot_be_noted_repeats_its_steps(tmp_path: Path) -> None:

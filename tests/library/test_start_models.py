@@ -221,7 +221,7 @@ def test_lists_of_digests_that_are_none_are_refused(field: str) -> None:
 def steps_of(weight: float) -> LoopSteps:
     torch.manual_seed(0)
     model, meeting = with_criterion(weight), Meeting(threading.current_thread())
-    return LoopSteps(ExchangedParameters(model), meeting, TrainingOptions(), 3, script={})
+    return LoopSteps(ExchangedParameters(model), meeting, TrainingOptions(), 3)
 
 
 def test_what_a_run_began_with_survives_a_crash() -> None:

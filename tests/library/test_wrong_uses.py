@@ -28,7 +28,8 @@ from tests.library.scripts import write_kits
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
     """Return the configuration of a run with one peer, which waits for nobody."""
-    (file,) = write_kits(tmp_path, 1, "run.rounds=4", "algorithm.name=local", "graph.kind=complete")
+    settings = ("run.rounds=4", "algorithm.name=local", "graph.kind=complete", "state.checkpoint_every_rounds=1")
+    (file,) = write_kits(tmp_path, 1, *settings)
     return file
 
 

@@ -19,10 +19,12 @@ from peer.state.checkpoints import (
     StoredArrays,
     checkpoint_name,
     find_checkpoints,
+    laid_aside,
     load_checkpoint,
     parse_checkpoint,
     read_description,
 )
+from peer.state.disk import RealDisk, RealHandle
 
 
 def _checkpoint(round_: int) -> Checkpoint:
@@ -72,6 +74,31 @@ def test_an_array_is_read_when_it_is_asked_for_and_in_parts(tmp_path: Path) -> N
         file.truncate(path.with_name("set-aside").stat().st_size - 4)
     with pytest.raises(StateError, match="was cut off while it was read"):
         _ = arrays["a"]
+
+
+def test_arrays_may_wait_for_their_checkpoint_in_a_file(tmp_path: Path) -> None:
+    """It has their values as they were, and no name: nothing is left of it when the process ends."""
+    folder = StateFolder(tmp_path)
+    arrays = {"moments": np.arange(700_000, dtype=np.float32), "text": np.frombuffer(b"{}", np.uint8)}
+    arrays["none"] = np.zeros(0, np.uint8)
+    now = {name: array.copy() for name, array in arrays.items()}
+    aside = laid_aside(folder.disk, arrays)
+    arrays["moments"] += 1.0
+    assert {each.name for each in tmp_path.iterdir()} == {"lock"}
+    found = tmp_path / folder.checkpoints.save(Checkpoint(1, {}, {**aside, "one": np.array(7)}))
+    expected = folder.checkpoints.save(Checkpoint(2, {}, {**now, "one": np.array(7)}))
+    read, whole = load_checkpoint(found).arrays, load_checkpoint(tmp_path / expected).arrays
+    assert {name: array.tobytes() for name, array in read.items()} == {n: a.tobytes() for n, a in whole.items()}
+    assert found.stat().st_size == (tmp_path / expected).stat().st_size
+
+
+def test_a_disk_that_is_full_refuses_arrays_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: RealHandle, parts: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RealHandle, "append", full)
+    with pytest.raises(StateError, match="cannot be written: No space left on device"):
+        laid_aside(RealDisk(tmp_path), {"x": np.zeros(3)})
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
