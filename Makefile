@@ -78,10 +78,10 @@ fuzz-meaning: $(READY_DEV) ## tell peers of every algorithm well-formed lies for
 
 chaos: $(READY_DEV) ## run the fault simulator over a thousand seeds
 	$(BIN)/python -m tests.stress.chaos --seeds 0-1023 --workers $(WORKERS)
-	$(BIN)/python -m tests.stress.chaos --algorithm low-rank --seeds 0-63 --workers $(WORKERS)
+	for A in low-rank compressed-allreduce; do $(BIN)/python -m tests.stress.chaos --algorithm $$A --seeds 0-63 --workers $(WORKERS) || exit 1; done
 	$(BIN)/python -m tests.stress.chaos --divided --seeds 0-999 --rounds 60 --workers $(WORKERS)
 
-kills: $(READY_DEV) ## kill real peers 200 times for each of six algorithms, compare every bit
+kills: $(READY_DEV) ## kill real peers 200 times for each of seven algorithms, compare every bit
 	$(BIN)/python -m tests.stress.kills --kills 200
 
 soak: $(READY_DEV) ## run eight real peers for 20,000 rounds: nothing may grow

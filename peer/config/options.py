@@ -644,6 +644,10 @@ CHOICES = Path(__file__).with_name("choices.toml")
 
 _IMPLIED: Mapping[tuple[str, str, Any], Mapping[str, Mapping[str, Any]]] = {
     ("algorithm", "name", "low-rank"): {"algorithm": {"factor_exponents": "layer"}},
+    ("algorithm", "name", "compressed-allreduce"): {
+        "graph": {"kind": "complete"},
+        "compressor": {"fraction": 0.1, "value_bits": 2},
+    },
     ("compressor", "value_bits", 2): {"compressor": {"four_levels": True}},
 }
 """Section, key and its value → settings, beside the defaults, of a job that begins without a file. Files that leave

@@ -2,8 +2,9 @@
 
 An algorithm is a sans-I/O state machine for one peer (`base`): values in, values out. `exact` sends whole models,
 `naive` quantizes them, `error_feedback` and `replicas` make up for a compressor's error, `moniqua` sends modulo codes,
-`d2` cancels the difference between the peers' data, `pairs` has no rounds, `low_rank` sums factors of the gradients,
-`centralized` are the baselines. The gossip step that they share is in `mixing`, the graphs in `topology`.
+`d2` cancels the difference between the peers' data, `pairs` has no rounds, `low_rank` sums factors of the gradients
+and `compressed_allreduce` what a compressor keeps of them, `centralized` are the baselines. The gossip step that they
+share is in `mixing`, the graphs in `topology`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext
 from peer.gossip.centralized import AllReduce, ParameterServer
+from peer.gossip.compressed_allreduce import CompressedAllReduce
 from peer.gossip.d2 import D2
 from peer.gossip.error_feedback import DeepSqueeze, Scsp, SparsePush
 from peer.gossip.exact import DPsgd, Local, Sgp
@@ -30,6 +32,7 @@ _CLASSES: tuple[type[Algorithm] | type[PairNode], ...] = (
     AllReduce,
     ParameterServer,
     LowRank,
+    CompressedAllReduce,
     DPsgd,
     NaiveQuantized,
     Sgp,

@@ -19,9 +19,9 @@ State carried over, and why the mass stays right:
 - the memory of D² (d2, moniqua-d2) starts anew at all peers (`Algorithm.start_anew`).
 - modulo codes with hashes: no peer leaves the round, or a neighbour of this round, before its neighbours have read its
   codes, since they may ask for more bits of them. Reference codes begin whole on a new edge.
-- allreduce, low-rank: everybody has the same x, and a joining peer gets it; after a loss all take the x of the first
-  member. Factors and momentum of low-rank start anew at all peers (`Algorithm.start_anew`), so that a joining peer
-  needs nothing else. The error memory of a leaving peer is dropped.
+- allreduce, sums in parts: everybody has the same x, and a joining peer gets it; after a loss all take the x of the
+  first member. Momentum and the factors of low-rank start anew at all peers (`Algorithm.start_anew`), so that a joining
+  peer needs nothing else. The error memory of a leaving peer is dropped.
 """
 
 from __future__ import annotations

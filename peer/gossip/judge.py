@@ -153,7 +153,7 @@ class Judge:
         possible = self._least_push_weight <= u <= self._most_push_weight if self._spec.push_sum else u == 1.0
         if not possible:
             self._refuse_weights(message)
-        largest = excess(message, algorithm.x.dtype, node)
+        largest = excess(message, algorithm.x.dtype, node, of_factors=self._spec.sends_factors)
         if largest is not None:
             _refuse(message, f"has diverged: it sent numbers up to {largest:.3g}")
 

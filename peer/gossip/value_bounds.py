@@ -29,12 +29,12 @@ def largest_value(dtype: npt.DTypeLike, node: NodeContext) -> float:
     return float(np.finfo(np.dtype(dtype)).max) / (4.0 * num_first_members(node))
 
 
-def excess(message: Message, dtype: npt.DTypeLike, node: NodeContext) -> float | None:
+def excess(message: Message, dtype: npt.DTypeLike, node: NodeContext, *, of_factors: bool = False) -> float | None:
     """Return the largest magnitude in a message if it is too large to be sent; None if not. A push-sum weight below 1,
-    by which the numbers will be divided, counts too."""
+    by which the numbers will be divided, counts too. `of_factors`: whether it is in block floating point."""
     limit = largest_value(dtype, node) * min(1.0, message.push_weight)
     layers = message.layers
-    if message.kind is MessageKind.PART:
+    if message.kind is MessageKind.PART and of_factors:
         largest = _magnitude_of_part(message)
     elif isinstance(layers, Columns):
         largest = layers.largest

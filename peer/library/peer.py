@@ -894,8 +894,8 @@ def join(
       there); the same on all peers.
     - `overlap`: exchange while the next steps are done; a model then takes effect one round late.
     - `average`: "gradients" lets devices average their gradients in each step, by `Peer.average_gradients`, so that
-      clipping, weight decay and the optimizer act on the mean. It takes `every=1`, and the algorithm low-rank or
-      allreduce. The same on all peers.
+      clipping, weight decay and the optimizer act on the mean. It takes `every=1`, and the algorithm low-rank,
+      compressed-allreduce or allreduce. The same on all peers.
     - `evaluate(model)` returns how many test samples the model gets right, and of how many; or, by name, the sum and
       the count of what was measured, such as `{"loss": (sum, count), "accuracy": (right, total)}`. A figure that is no
       mean, such as AUROC, is one number. It is called in evaluation mode and without gradients, every

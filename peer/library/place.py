@@ -88,10 +88,10 @@ def derive_config(
     if outer_momentum is None and not (spec.acts_on_mean("script") and spec.graph is GraphNeed.COMPLETE):
         raise ConfigError(
             "hands no device the mean of all gradients, which average='gradients' needs; choose the algorithm"
-            " low-rank or allreduce, on the complete graph, or leave average out",
+            " low-rank, compressed-allreduce or allreduce, on the complete graph, or leave average out",
             key="algorithm.name",
             value=spec.name,
-            valid="low-rank, allreduce",
+            valid="low-rank, compressed-allreduce, allreduce",
         )
     derived = TrainingOptions(
         task=OWN_LOOP,

@@ -448,7 +448,9 @@ class Participant:
             return []
         # Receivers share the payload.
         for message in {id(message.layers): message for _, message in sends}.values():
-            require_sendable(message, excess(message, self.algorithm.x.dtype, self.algorithm.node))
+            of_factors = self.algorithm.spec.sends_factors
+            largest = excess(message, self.algorithm.x.dtype, self.algorithm.node, of_factors=of_factors)
+            require_sendable(message, largest)
         frames = self._account.encode(sends, previous=None if self.last_codes is None else self.last_codes.told)
         for number, (_, message) in enumerate(sends if self.algorithm.spec.tells_all is not None else ()):
             if self.is_for_all(message):

@@ -1,6 +1,6 @@
 """Digests of messages that members send all others alike, which they sign and compare.
 
-With `allreduce`, `low-rank` and `parameter-server`, each shared part has one owner, which tells it to all others. An
+With all-reduce of any kind and `parameter-server`, each shared part has one owner, which tells it to all others. An
 owner that tells two stories would drive their models apart unseen. Every peer therefore keeps a digest of each owner's
 frames in each segment of ten rounds, and of its own, and signs them now and then. Digests are of frames as sent, so
 that they do not depend on a processor's arithmetic.

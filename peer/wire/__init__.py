@@ -59,7 +59,7 @@ A **weight** is a varint: 0 stands for 0.0; 1 is followed by a float64, which is
 the float64 nearest to 1/m.
 
 **Parts** hold a part of a vector that peers sum together. Their sections are no layers of the layout. Each n is at
-least 1, and their sum is at most twice the numbers of the layout.
+least 1, and their sum is at most the numbers of the layout, or twice that where all sections are levels.
 
 **Layer numbers** ascend. Each is a varint: how many layers were skipped since the previous one.
 
@@ -73,9 +73,9 @@ codec of the stream of integers that ends the section (see *Streams*), and bits 
 
 | tag | payload | allowed in kinds |
 |---|---|---|
-| 0 | dense | 0, 4, 5 |
+| 0 | dense | 0, 4, 5, 7 |
 | 1 | levels | 0, 4, 5, 7 |
-| 2 | sparse | 0, 4, 5 |
+| 2 | sparse | 0, 4, 5, 7 |
 | 3 | residues | 0, 4, 5 |
 | 4 | more bits | 3 |
 | 5 | whole integers | 3 |

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from peer.compress.columns import Columns
 from peer.compress.layout import Layout
-from peer.compress.payload import LayerPayload, Levels, MoreBits, WholeIntegers, num_values
+from peer.compress.payload import Dense, LayerPayload, Levels, MoreBits, Sparse, WholeIntegers, num_values
 from peer.errors import LocalProtocolError
 from peer.wire import checksum, section_columns, section_reader, section_writer
 from peer.wire.checksum import crc32
@@ -45,8 +45,10 @@ _REPAIRS = (MoreBits, WholeIntegers)
 _WITHOUT_LAYERS = (MessageKind.NOTHING, MessageKind.REPAIR_REQUEST, MessageKind.PAIR_BUSY)
 _REPAIR_TAGS = frozenset({Tag.MORE_BITS, Tag.WHOLE_INTEGERS})
 _GOSSIP_TAGS = frozenset(Tag) - _REPAIR_TAGS
-_TAGS = {MessageKind.REPAIR: _REPAIR_TAGS, MessageKind.PART: frozenset({Tag.LEVELS})}
+_TAGS = {MessageKind.REPAIR: _REPAIR_TAGS, MessageKind.PART: frozenset({Tag.DENSE, Tag.LEVELS, Tag.SPARSE})}
 """Tags of sections in messages of kinds for which they are not `_GOSSIP_TAGS`."""
+_LONG_PART_TAGS = frozenset({Tag.LEVELS})
+"""Those in parts of more numbers than the layout has."""
 _LARGEST_RECIPROCAL = 1 << 16
 
 
@@ -193,6 +195,8 @@ def decode(
         ledgers[0].book(reader, "header")
     sizes += [(layout.sizes[number], None if earlier is None else earlier[number]) for number in numbers]
     tags, wide = _TAGS.get(kind, _GOSSIP_TAGS), bool(flags & _WIDE)
+    if kind is MessageKind.PART and sum(size for size, _ in sizes) > layout.size:
+        tags = _LONG_PART_TAGS
     layers = section_reader.decode(reader, sizes, tags=tags, wide=wide, single=single, ledgers=ledgers)
     if reader.left:
         raise TrailingBytes(f"{reader.left} bytes follow the last section")
@@ -238,10 +242,13 @@ def _check_message(message: Message, layout: Layout) -> None:
         expected = len(ids)
     elif kind is MessageKind.PART:
         expected = min(len(message.layers), layout.num_layers + 1)
-        if not all(isinstance(layer, Levels) and layer.codes.size for layer in message.layers):
-            raise LocalProtocolError(f"a part holds levels, and no empty sections: {message}")
-        if sum(map(num_values, message.layers)) > 2 * layout.size:
-            raise LocalProtocolError(f"a part has more than twice the {layout.size} numbers of the layout")
+        if not all(isinstance(layer, (Dense, Levels, Sparse)) and num_values(layer) for layer in message.layers):
+            raise LocalProtocolError(f"a part holds numbers, and no empty sections: {message}")
+        most = layout.size * (2 if all(isinstance(layer, Levels) for layer in message.layers) else 1)
+        if sum(map(num_values, message.layers)) > most:
+            raise LocalProtocolError(
+                f"a part in this form has at most {most} numbers where the layout has {layout.size}"
+            )
     else:
         expected = layout.num_layers
     if len(message.layers) != expected or (ids is not None) != (kind is MessageKind.REPAIR):

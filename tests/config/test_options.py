@@ -297,6 +297,10 @@ def test_a_new_job_on_digits_corrects_drift_and_a_file_means_what_it_did(tmp_pat
     sums = load(environment={}, overrides=["algorithm.name=low-rank", "algorithm.rank=8"], new_job=8)
     assert (sums.algorithm.factor_exponents, sums.algorithm.rank, sums.compressor.fraction) == ("layer", 8, 0.1)
     assert load(environment={}, overrides=["compressor.value_bits=2"], new_job=8).compressor.four_levels
+    both = load(environment={}, overrides=["algorithm.name=compressed-allreduce", "compressor.value_bits=3"], new_job=8)
+    assert (both.graph.kind, both.compressor.fraction, both.compressor.value_bits) == ("complete", 0.1, 3)
+    chosen = load(environment={}, overrides=["algorithm.name=compressed-allreduce"], new_job=8).compressor
+    assert (chosen.fraction, chosen.value_bits, chosen.four_levels) == (0.1, 2, True)
     assert not sums.compressor.four_levels
     (tmp_path / "peer.toml").write_text(
         "[run]\nrounds = 5\n[algorithm]\nname = 'low-rank'\n[compressor]\nvalue_bits = 2\n"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from peer import wire
-from peer.compress.payload import Dense, Levels
+from peer.compress.payload import Dense, Levels, Sparse, ValueType
 from peer.daemon.process import Daemon
 from peer.daemon.rounds import RoundLoop
 from peer.gossip.effects import Effects, OutgoingFrame
@@ -64,7 +64,9 @@ class TwoStories:
         layout, dtype = self._participant.layout, self._participant.algorithm.x.dtype
         message = wire.decode(frame, layout, dtype=dtype)
         *others, last = message.layers
-        if isinstance(last, Levels):
+        if isinstance(last, Sparse):
+            last = Dense(np.full(last.size, 0.5, np.float32), ValueType.FLOAT32)
+        elif isinstance(last, Levels):
             last = replace(last, codes=np.roll(last.codes, 1))
         else:
             assert isinstance(last, Dense)

@@ -35,7 +35,10 @@ def models(devices: Devices) -> list[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "lost_after"), [("low-rank", ()), ("allreduce", ("rounds.lost_after_s=60",))])
+@pytest.mark.parametrize(
+    ("algorithm", "lost_after"),
+    [("low-rank", ()), ("compressed-allreduce", ()), ("allreduce", ("rounds.lost_after_s=60",))],
+)
 def test_who_tells_two_stories_is_out_and_the_others_hold_one_model(
     tmp_path: Path, algorithm: str, lost_after: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:

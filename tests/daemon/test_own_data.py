@@ -242,7 +242,10 @@ def test_a_device_with_most_of_the_samples_is_told_of_its_long_steps(
     assert "this device has 700 of 1400 samples, so its steps are 4.5 times as long" in caplog.text
 
 
-@pytest.mark.parametrize(("algorithm", "graph"), [("allreduce", "complete"), ("low-rank", "complete"), ("sgp", "ring")])
+@pytest.mark.parametrize(
+    ("algorithm", "graph"),
+    [("allreduce", "complete"), ("low-rank", "complete"), ("compressed-allreduce", "complete"), ("sgp", "ring")],
+)
 def test_devices_with_thirty_and_three_thousand_samples_refuse_nothing(
     algorithm: str, graph: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

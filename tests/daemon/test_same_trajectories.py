@@ -62,6 +62,10 @@ COMMON = ("run.rounds=30", "evaluation.every_rounds=10", "training.warmup_rounds
             id="d-psgd, trimmed mean",
         ),
         pytest.param(("algorithm.name=low-rank", "graph.kind=complete", "algorithm.rank=2"), id="low-rank"),
+        pytest.param(
+            ("algorithm.name=compressed-allreduce", "graph.kind=complete", "training.local_steps=2"),
+            id="compressed-allreduce",
+        ),
     ],
 )
 def test_four_processes_and_the_simulator_agree_bit_for_bit(

@@ -52,6 +52,10 @@ def _rounds(s):
             update, memory, factors = _low_rank_sum(s, gradient + memory, factors, t)
             g, velocity = _direction(s, np.tile(update, (n, 1)), z, velocity_before)
             x = x - lr * g
+        elif name == "compressed-allreduce":
+            update, memory = _compressed_sums(s, gradient + memory, t)
+            g, velocity = _direction(s, np.tile(update, (n, 1)), z, velocity_before)
+            x = x - lr * g
         elif name == "parameter-server":
             x = x - lr * c(g).mean(axis=0)
         elif name == "d-psgd":
@@ -103,6 +107,22 @@ def _rounds(s):
         zs.append(x / u[:, None])
         us.append(u.copy())
     return {"x": np.array(xs), "z": np.array(zs), "u": np.array(us)}
+
+
+def _compressed_sums(s, m, t):
+    """Return the mean update and the memories after a round, from M_i = g_i + E_i in the rows of `m`."""
+    n, kept, update, ends = s["nodes"], m.copy(), np.zeros(m.shape[1]), np.cumsum([0, *s["layers"]])
+    for owner in range(n):
+        start, stop = (m.shape[1] * edge // n for edge in (owner, owner + 1))
+        cuts = np.unique([start, *ends[(ends > start) & (ends < stop)], stop])
+        pieces = {**s, "layers": np.diff(cuts).tolist()}
+        sent = np.stack([_compress(pieces, row[start:stop], t, node) for node, row in enumerate(m)])
+        sent[owner] = m[owner, start:stop]
+        total = sent.sum(axis=0)
+        told = _compress(pieces, total, t, owner)
+        update[start:stop], kept[:, start:stop] = told / n, kept[:, start:stop] - sent
+        kept[owner, start:stop] = total - told
+    return update, kept
 
 
 def _low_rank_sum(s, m, factors, t):

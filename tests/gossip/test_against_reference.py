@@ -31,6 +31,10 @@ def _cases():
     yield "low-rank", {"rank": 1, "factor_bits": 16}
     yield "low-rank", {**low_rank, "factor_bits": 5, "factor_exponents": "layer"}
     yield "low-rank", {**low_rank, "factor_exponents": "layer", "nodes": 7, "layers": [[6, 2, 5], [12, 7]]}
+    yield "compressed-allreduce", {"compressor": TOP_K, "momentum": {"kind": "nesterov", "weight_decay": 0.02}}
+    yield "compressed-allreduce", {"compressor": {"kind": "sign"}, "nodes": 7, "lr": 0.02}
+    yield "compressed-allreduce", {"compressor": TOP_K, "whole_below": 5, "momentum": {"kind": "qg", "beta": 0.8}}
+    yield "compressed-allreduce", {}
     yield "parameter-server", {"compressor": {"kind": "grid", "step": 0.07}, "draws": "node"}
     yield "parameter-server", {"compressor": {"kind": "sign"}, "momentum": {"kind": "heavy-ball"}, "lr": 0.01}
     yield "d-psgd", {"averaging_rate": 0.7}

@@ -100,7 +100,7 @@ def test_a_task_comes_to_the_model_of_one_process_with_all_data(name):
         assert np.linalg.norm(found - expected) < 1e-5 * np.linalg.norm(expected - start)
 
 
-@pytest.mark.parametrize("name", [*CENTRALIZED, "low-rank", "sgp"])
+@pytest.mark.parametrize("name", [*CENTRALIZED, "low-rank", "compressed-allreduce", "sgp"])
 @pytest.mark.parametrize("momentum", ["adam", "nesterov"])
 def test_peers_of_earlier_releases_and_their_states_are_told_apart(name, momentum):
     """They took the mean of all peers' Adam."""

@@ -21,6 +21,7 @@ SETTINGS = {
     "local": {},
     "allreduce": {},
     "low-rank": {},
+    "compressed-allreduce": {"compressor": TOP_K["compressor"]},
     "parameter-server": {"compressor": ("qsgd", {"bits": 4})},
     "d-psgd": {"compressor": ("none", {"value_type": "bfloat16"})},
     "naive-quantized": {"compressor": ("grid", {"step": 0.01})},
@@ -110,7 +111,7 @@ def test_neighbor_distance_is_that_of_the_models(name):
     assert algorithms[0].metrics().neighbor_distance == pytest.approx(wanted, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["allreduce", "low-rank", "parameter-server"])
+@pytest.mark.parametrize("name", ["allreduce", "low-rank", "compressed-allreduce", "parameter-server"])
 def test_who_sees_no_model_of_others_does_not_say_how_far_apart_they_are(name):
     algorithms = _peers(name)
     algorithms[1].x += 0.5
@@ -119,7 +120,8 @@ def test_who_sees_no_model_of_others_does_not_say_how_far_apart_they_are(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in SYNCHRONOUS if name not in ("local", "parameter-server", "low-rank")]
+    "name",
+    [name for name in SYNCHRONOUS if name not in ("local", "parameter-server", "low-rank", "compressed-allreduce")],
 )
 def test_messages_that_cannot_be_used_are_refused_before_anything_changes(name):
     algorithms = _peers(name)

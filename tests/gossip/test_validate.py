@@ -45,6 +45,7 @@ GOOD = {
     "local": ("ring", NONE, {}),
     "allreduce": ("complete", NONE, {}),
     "low-rank": ("complete", NONE, {}),
+    "compressed-allreduce": ("complete", TOP_2, {}),
     "parameter-server": ("star", QSGD_8, {}),
     "d-psgd": ("ring", NONE, {}),
     "sgp": ("directed-ring", NONE, {}),
@@ -478,7 +479,8 @@ def test_local_steps_are_refused_where_every_gradient_travels():
         findings = check(SPECS[name], graph(kind), compressor, local_steps=4)
         assert "local_steps = 1" in found("error", "training.local_steps", findings)
     assert check(SPECS["sgp"], graph(), NONE, local_steps=4) == []
-    assert check(SPECS["low-rank"], graph("complete"), NONE, local_steps=4) == []
+    for name in ("low-rank", "compressed-allreduce"):
+        assert check(SPECS[name], graph("complete"), NONE, local_steps=4) == []
 
 
 MIXING = [name for name in SPECS if SPECS[name].graph in (GraphNeed.COLUMN, GraphNeed.DOUBLY)]

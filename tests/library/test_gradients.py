@@ -28,6 +28,7 @@ PEERS, STEPS = 3, 10
 ALLREDUCE = ("algorithm.name=allreduce", "graph.kind=complete")
 SERVER = ("algorithm.name=parameter-server", "graph.kind=star", "compressor.kind=none")
 LOW_RANK = ("algorithm.name=low-rank", "graph.kind=complete", "algorithm.rank=2")
+COMPRESSED = ("algorithm.name=compressed-allreduce", "graph.kind=complete", "compressor.fraction=0.1")
 
 
 def _begin() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -82,7 +83,7 @@ def test_devices_take_the_steps_of_one_process_with_all_data(tmp_path: Path) -> 
     assert np.linalg.norm(found[0] - expected) < 1e-5 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("settings", [ALLREDUCE, LOW_RANK], ids=["allreduce", "low-rank"])
+@pytest.mark.parametrize("settings", [ALLREDUCE, LOW_RANK, COMPRESSED], ids=["allreduce", "low-rank", "compressed"])
 def test_killed_scripts_go_on_with_the_same_bits(tmp_path: Path, settings: tuple[str, ...]) -> None:
     options: dict[str, Any] = {"pause_s": 0.04}
     files = write_kits(tmp_path, 2, "run.rounds=150", "state.checkpoint_every_rounds=7", *settings)

@@ -33,6 +33,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "d2": {"averaging_rate": 0.5},
     "allreduce": {},
     "low-rank": {"low_rank": LowRankOptions(rank=1), "momentum": partial(Momentum, "nesterov")},
+    "compressed-allreduce": {"compressor": TOP, "momentum": partial(Momentum, "nesterov")},
     # A θ that is too small at first: there are repairs.
     "moniqua": {
         "compressor": MODULO, "averaging_rate": 0.3, "verified": True, "theta": (0.3,),

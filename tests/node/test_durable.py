@@ -199,7 +199,9 @@ def test_a_copy_that_differs_is_mended_within_the_stated_rounds(late: LatePolicy
 
 
 @pytest.mark.parametrize("is_script", [False, True])
-@pytest.mark.parametrize("algorithm", ["quant-sgp", "sparse-push", "d2", "allreduce", "low-rank"])
+@pytest.mark.parametrize(
+    "algorithm", ["quant-sgp", "sparse-push", "d2", "allreduce", "low-rank", "compressed-allreduce"]
+)
 def test_where_arithmetic_is_not_repeatable_mass_is_conserved_and_replicas_agree(
     algorithm: str, is_script: bool
 ) -> None:
@@ -217,7 +219,7 @@ def test_where_arithmetic_is_not_repeatable_mass_is_conserved_and_replicas_agree
         world.run()
         assert sum(peer.participant.algorithm.u for peer in world.peers.values()) == pytest.approx(world.n, abs=1e-12)
         assert_replicas_agree(world)
-        if algorithm in ("allreduce", "low-rank"):
+        if algorithm in ("allreduce", "low-rank", "compressed-allreduce"):
             assert len(set(world.models())) == 1, "what the others were told is what is added up, whatever was computed"
     assert count > 0
 

@@ -19,7 +19,7 @@ PUSH_SUM = [("sgp", "exponential"), ("sparse-push", "directed-ring"), ("scsp", "
 DOUBLY = [
     ("d-psgd", "ring"), ("deep-squeeze", "ring"), ("choco-sgd", "ring"), ("dcd-psgd", "ring"), ("moniqua", "ring"),
     ("d2", "ring"), ("moniqua-d2", "line"), ("allreduce", "complete"),
-    ("low-rank", "complete"),
+    ("low-rank", "complete"), ("compressed-allreduce", "complete"),
 ]  # fmt: skip
 UNSTEADY = [("naive-quantized", "ring"), ("ecd-psgd", "ring")]
 """The mean of these moves by what the compressor leaves out."""
@@ -144,7 +144,7 @@ def test_what_was_had_of_a_lost_peer_is_not_added_for_ever(algorithm: str) -> No
     assert cluster.spread() < 0.1
 
 
-@pytest.mark.parametrize("algorithm", ["allreduce", "low-rank"])
+@pytest.mark.parametrize("algorithm", ["allreduce", "low-rank", "compressed-allreduce"])
 @pytest.mark.parametrize("seed", range(4))
 def test_all_have_one_model_again_after_a_loss(seed: int, algorithm: str) -> None:
     """Some heard the last gradient, or the last sum, of the lost peer and others did not."""
@@ -158,9 +158,10 @@ def test_all_have_one_model_again_after_a_loss(seed: int, algorithm: str) -> Non
         assert len({member.algorithm.x.tobytes() for member in cluster.members}) == 1
 
 
-def test_low_rank_begins_anew_with_what_all_have_where_members_change() -> None:
+@pytest.mark.parametrize("algorithm", ["low-rank", "compressed-allreduce"])
+def test_sums_begin_anew_with_what_all_have_where_members_change(algorithm: str) -> None:
     """A newcomer gets the model alone: whatever else all hold alike has to be the same without a message."""
-    cluster = Cluster("low-rank", "complete", seed=3, gradients_until=100)
+    cluster = Cluster(algorithm, "complete", seed=3, gradients_until=100)
     cluster.run(5)
     for issuer, kind, subject in ((0, ChangeKind.JOIN, 5), (2, ChangeKind.LEAVE, 2)):
         change = cluster.announce(issuer, kind, subject)
@@ -169,7 +170,7 @@ def test_low_rank_begins_anew_with_what_all_have_where_members_change() -> None:
             states = [member.algorithm.state() for member in cluster.members]
             shared = [{k: v.tobytes() for k, v in state.items() if k != "error_memory"} for state in states]
             assert all(each == shared[0] for each in shared)
-            assert ("basis" in shared[0]) == (rounds > 0)
+            assert ("basis" in shared[0]) == (rounds > 0 and algorithm == "low-rank")
     assert all(np.abs(state["error_memory"]).max() > 0 for state in states)
 
 
@@ -376,7 +377,7 @@ def test_a_peer_whose_sponsor_is_lost_joins_with_next_to_nothing(seed: int) -> N
     assert cluster.spread() < 0.5
 
 
-@pytest.mark.parametrize("algorithm", ["allreduce", "low-rank"])
+@pytest.mark.parametrize("algorithm", ["allreduce", "low-rank", "compressed-allreduce"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_peer_that_hears_late_of_a_loss_before_its_first_round_takes_the_model_of_the_first(
     algorithm: str, seed: int

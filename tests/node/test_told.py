@@ -31,7 +31,7 @@ from tests.daemon.equivocation import TwoStories
 from tests.node.changing_members import Cluster
 
 LIAR = 3
-TELLERS = ("allreduce", "low-rank")
+TELLERS = ("allreduce", "low-rank", "compressed-allreduce")
 Segments = dict[int, dict[int, bytes]]
 
 

@@ -60,6 +60,7 @@ def test_all_peers_of_a_run_write_frames_alike(coding: str, packed: bool) -> Non
         ("parameter-server", 1, "auto", False),
         ("low-rank", 1, "auto", False),
         ("low-rank", 4, "auto", False),
+        ("compressed-allreduce", 4, "auto", False),
         ("quant-sgp", 1, "auto", "auto"),
         ("quant-sgp", 4, "auto", "auto"),
         ("sgp", 1, "auto", False),

@@ -37,7 +37,7 @@ def test_skew_and_warm_up(algorithm: str) -> None:
     refuses_nothing(partial(run, job(algorithm, 1, 20, "data.skew=1.0", "training.warmup_rounds=10")))
 
 
-@pytest.mark.parametrize("algorithm", ["sgp", "quant-sgp", "allreduce", "low-rank"])
+@pytest.mark.parametrize("algorithm", ["sgp", "quant-sgp", "allreduce", "low-rank", "compressed-allreduce"])
 def test_a_large_model_that_begins_at_zero_and_takes_many_steps(algorithm: str, tmp_path: Path) -> None:
     """As adapters do. One device has taken its steps before the other begins."""
 
@@ -55,7 +55,7 @@ def test_a_large_model_that_begins_at_zero_and_takes_many_steps(algorithm: str, 
     assert list(sottovoce.simulate(script, file).results) == [4, 4]
 
 
-@pytest.mark.parametrize("algorithm", ["sgp", "quant-sgp", "allreduce", "low-rank"])
+@pytest.mark.parametrize("algorithm", ["sgp", "quant-sgp", "allreduce", "low-rank", "compressed-allreduce"])
 def test_a_script_whose_rate_is_too_high_ends_like_a_task(algorithm: str, tmp_path: Path) -> None:
     def script(where: sottovoce.Place) -> None:
         model = torch.nn.Linear(10, 2)

@@ -39,6 +39,7 @@ JOBS = {
     # Averaging rate ½ turns W into the slack matrix (W + I) / 2, whose smallest eigenvalue D² can bear.
     "d2": ["graph.kind=ring", "algorithm.averaging_rate=0.5"],
     "low-rank": ["graph.kind=complete", "algorithm.rank=2"],
+    "compressed-allreduce": ["graph.kind=complete", "compressor.fraction=0.1"],
 }
 
 _RIGHT_AFTER = 0.25

@@ -63,7 +63,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "local": (),
     "allreduce": ("graph.kind=complete",),
     "parameter-server": ("graph.kind=star", *QSGD),
-    "low-rank": ("graph.kind=complete",),
+    **dict.fromkeys(("low-rank", "compressed-allreduce"), ("graph.kind=complete",)),
     "d-psgd": (RING,),
     "naive-quantized": (RING, *QSGD),
     "sgp": (),
@@ -262,7 +262,7 @@ def asked(receiver: Participant | PairParticipant, message: Message) -> tuple[fl
 
 def blown_up(message: Message, largest: float) -> Message:
     """Return a message all of whose numbers are that large; θ, where they are coded."""
-    if message.kind is MessageKind.PART:
+    if message.kind is MessageKind.PART and block_float.read(message.layers, 8) is not None:
         pieces, numbers = map(num_values, message.layers)
         # As many pieces as the part has.
         sizes = np.array([1] * (pieces - 1) + [numbers - pieces + 1], np.int64)

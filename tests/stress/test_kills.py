@@ -12,7 +12,7 @@ from tests.stress import kills
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["quant-sgp", "low-rank"])
+@pytest.mark.parametrize("algorithm", ["quant-sgp", "low-rank", "compressed-allreduce"])
 def test_ten_kills_at_random_instants_change_no_bit(tmp_path: Path, fork_server: ForkServer, algorithm: str) -> None:
     # Rounds last long enough for kills to come within them, and cost no more.
     arguments = argparse.Namespace(

@@ -8,7 +8,9 @@ from tests.stress import recording
 from tests.stress.recording import Situation, record
 
 
-@pytest.mark.parametrize("name", ["quant-sgp skip", "moniqua loss", "low-rank end 60", "ad-psgd end 60"])
+@pytest.mark.parametrize(
+    "name", ["quant-sgp skip", "moniqua loss", "low-rank end 60", "compressed-allreduce end 60", "ad-psgd end 60"]
+)
 def test_the_same_code_leaves_the_same_recording(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm, what, *at = name.split()
     situation = Situation(algorithm, what, *map(int, at))

@@ -134,11 +134,13 @@ def messages(draw: st.DrawFn) -> tuple[Message, Layout]:
         layer_ids = tuple(subset)
         layers = tuple(draw(st.one_of(more_bits(layout.sizes[i]), whole_integers(layout.sizes[i]))) for i in layer_ids)
     elif kind is MessageKind.PART:
-        left = 2 * layout.size
+        is_long = draw(st.booleans())
+        left = layout.size * (1 + is_long)
         for _ in range(draw(st.integers(0, layout.num_layers + 1))):
             if left:
-                layers += (draw(levels(draw(st.integers(1, left)))),)
-                left -= layers[-1].codes.size
+                size = draw(st.integers(1, left))
+                layers += (draw(levels(size) if is_long else st.one_of(dense(size), levels(size), sparse(size))),)
+                left -= size
     elif kind not in (MessageKind.NOTHING, MessageKind.PAIR_BUSY):
         scalars = draw(st.sampled_from([finite32, finite64]))
         layers = tuple(draw(gossiped(size, scalars)) for size in layout.sizes)

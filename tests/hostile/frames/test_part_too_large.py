@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from peer.compress.payload import num_values
 from peer.wire import decode
 from peer.wire.errors import LayerCountMismatch, PartTooLarge, UnknownSection
 from tests.hostile.frames.forging import ONE, TWO, forged, levels, refused, residues, sparse
@@ -28,7 +29,16 @@ def test_a_part_of_more_sections_than_one_beyond_the_layout_is_refused(count: by
     refused(forged(b"\x01" * 40, kind=7, count=count), LayerCountMismatch, TWO)
 
 
-@pytest.mark.parametrize("section", [b"\x08" + bytes(32), sparse(31, b"\x08", b"\x08" + bytes(32)), residues(bytes(8)),
-                                     b"\x04\x08\x07" + bytes(8), b"\x05\x00\x00"])  # fmt: skip
-def test_a_part_holds_nothing_but_levels(section: bytes) -> None:
+REALS = b"\x08" + bytes(32)
+
+
+@pytest.mark.parametrize("section", [residues(bytes(8)), b"\x04\x08\x07" + bytes(8), b"\x05\x00\x00"])
+def test_a_part_holds_neither_residues_nor_repairs(section: bytes) -> None:
     refused(forged(b"\x08" + section, kind=7, count=b"\x01"), UnknownSection)
+
+
+@pytest.mark.parametrize("section", [REALS, sparse(31, b"\x08", REALS)])
+def test_a_part_of_more_numbers_than_the_layout_holds_nothing_but_levels(section: bytes) -> None:
+    frames = [forged(size + section, kind=7, count=b"\x01") for size in (b"\x08", b"\x09")]
+    assert [num_values(layer) for layer in decode(frames[0], ONE).layers] == [8]
+    refused(frames[1], UnknownSection)

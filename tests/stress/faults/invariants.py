@@ -176,7 +176,7 @@ class Auditor:
             raise InvariantBroken(f"peer {peer} completed round {t} after {max(self._rounds[peer])}")
         self._check_undisturbed(participant, t, state)
         # A modulo message whose repair was needed is listed once for each part, and parts of sums once for each phase.
-        several = participant.algorithm.spec.modulo or participant.algorithm.spec.sends_factors
+        several = participant.algorithm.spec.modulo or participant.algorithm.spec.exchanges > 1
         for pair in set(entry.applied) if several else entry.applied:
             if pair in self._applied[peer]:
                 raise InvariantBroken(f"peer {peer} applied the message of peer {pair[1]}, round {pair[0]}, twice")
@@ -320,7 +320,7 @@ class Auditor:
         self._balances.append(balance)
         staying = [peer for peer in inside if peer in self.membership.members(t + 1)]
         states = [state for peer in staying if (state := self._rounds[peer][t].state) is not None]
-        if self.scenario.spec.sends_factors and not self._parts_are_missing(t):
+        if self.scenario.spec.exchanges > 1 and not self._parts_are_missing(t):
             models = {state.x.tobytes() for state in states}
             if len(models) > 1:
                 raise InvariantBroken(f"there are {len(models)} models after round {t}, where all take the same sums")

@@ -86,7 +86,7 @@ CASES = (
 
 
 BY_NAME = {
-    "low-rank": Case("low-rank"),
+    **{name: Case(name) for name in ("low-rank", "compressed-allreduce")},
     "drift": Case("quant-sgp", corrects_drift=True),
 }
 """Cases that no seed stands for: scenarios name them, so that seeds keep what they stood for before."""
@@ -321,12 +321,12 @@ class Scenario:
     def conserves_sum(self) -> bool:
         """Whether Σx moves by the gradient steps alone, and by what is had of a lost peer and given to it. DCD and ECD
         keep it on average over the draws only: what they average is the replicas, and those lack what the compressor
-        left out. Low-rank all-reduce moves by what it added up and keeps the rest in memories. D² adds what was had of
+        left out. All-reduce in parts moves by what it added up and keeps the rest in memories. D² adds what was had of
         a lost peer once more in each round, until it begins anew; and modulo codes say nothing to whom they are not
         for."""
         if self.lost_subject(self.happenings) is not None and (self.spec.modulo or self.case.algorithm == "d2"):
             return False
-        return self.case.algorithm not in ("dcd-psgd", "ecd-psgd", "low-rank")
+        return self.case.algorithm not in ("dcd-psgd", "ecd-psgd", "low-rank", "compressed-allreduce")
 
     @cached_property
     def x0(self) -> FloatArray:

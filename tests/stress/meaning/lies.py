@@ -28,6 +28,7 @@ from peer.compress.payload import (
     Sparse,
     ValueType,
     WholeIntegers,
+    num_values,
 )
 from peer.errors import LocalProtocolError
 from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE
@@ -227,12 +228,11 @@ class Lies:
     def _other_sizes(self, message: Message) -> Message:
         """Return a part with more, fewer or other numbers."""
         number = self.random.randrange(len(message.layers))
-        levels = message.layers[number]
-        assert isinstance(levels, Levels)
-        size = max(1, levels.codes.size + self.random.choice((-2, -1, 0, 1, 3)))
-        other = (
-            replace(levels, codes=self._codes(size, levels.bits)) if self.random.random() < 0.7 else self._levels(size)
-        )
+        layer = message.layers[number]
+        size = max(1, num_values(layer) + self.random.choice((-2, -1, 0, 1, 3)))
+        other = self._layer(size)
+        if isinstance(layer, Levels) and self.random.random() < 0.7:
+            other = replace(layer, codes=self._codes(size, layer.bits))
         return replace(message, layers=_with(message.layers, number, other))
 
     def _layer(self, size: int) -> LayerPayload:

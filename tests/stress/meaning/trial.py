@@ -287,7 +287,7 @@ class Scene:
                 raise PromiseBroken("a change of the members is taken whose round is past")
             return
         if said.kind is not MessageKind.REPAIR:
-            _judge_values(said)
+            _judge_values(said, of_factors=circumstances.spec.sends_factors)
         if circumstances.spec.asynchronous:
             if said.layers and said.kind is not MessageKind.REPAIR and abs(said.mixing_weight - 0.5) > 1e-9:
                 raise PromiseBroken("a mixing weight is taken that is not that of a pair")
@@ -398,12 +398,12 @@ class Scene:
         world.perform(victim, effects)
 
 
-def _judge_values(said: Message) -> None:
+def _judge_values(said: Message, *, of_factors: bool) -> None:
     """Raise PromiseBroken for numbers that leave the range of float32 when a few are added up, divided by the push-sum
     weight that came with them."""
     most = float(np.finfo(np.float32).max) / (4 * NUM_FIRST) * min(1.0, said.push_weight)
     largest = max(map(_largest, said.layers), default=0.0)
-    if said.kind is MessageKind.PART:
+    if said.kind is MessageKind.PART and of_factors:
         # The largest code with the largest exponent.
         exponents, codes = said.layers
         assert isinstance(exponents, Levels)

@@ -147,6 +147,8 @@ def cases() -> dict[str, Case]:
     found["part-of-layers"] = Message(MessageKind.PART, 3, 42, 1, 1 / 8, layers=(shared, factors(700, 6))), None
     wider = Levels(1.0, 1, -128, 1, 8, codes(118 + noise(3, 5) % 7, 8))
     found["part-of-another-width"] = Message(MessageKind.PART, 3, 41, 0, 1 / 7, layers=(wider, factors(90, 5))), None
+    of_pieces = (sparse(700, 10, 21, 2), sparse(80, 9, 22, 2), dense(7, ValueType.FLOAT32, 23))
+    found["part-of-compressed"] = Message(MessageKind.PART, 3, 43, 1, 1 / 4, layers=of_pieces), None
     found["part-of-nothing"] = Message(MessageKind.PART, 0, 1), None
     return found
 
