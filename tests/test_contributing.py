@@ -112,6 +112,69 @@ class Threshold:
     ("tests/compress/test_build.py", "tests/config/test_options.py", LISTS),
 )
 
+ALGORITHM = Addition(
+    "An algorithm",
+    {
+        "peer/gossip/eager.py": '''"""D-PSGD under another name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from peer.gossip.base import AlgorithmSpec
+from peer.gossip.exact import DPsgd
+
+
+class Eager(DPsgd):
+    """x ← x + η Σ_j (W_ij − I_ij) x_j − γ g(x)."""
+
+    spec: ClassVar[AlgorithmSpec] = replace(
+        DPsgd.spec, name="eager", summary="As d-psgd.", source="an example", robust_mixing=False
+    )
+'''
+    },
+    {
+        "peer/gossip/__init__.py": (
+            (
+                "from peer.gossip.error_feedback import",
+                "from peer.gossip.eager import Eager\nfrom peer.gossip.error_feedback import",
+            ),
+            ("    NaiveQuantized,\n    Sgp,", "    NaiveQuantized,\n    Eager,\n    Sgp,"),
+        ),
+        "peer/gossip/validate.py": (('    "d-psgd": "sgp",\n', '    "d-psgd": "sgp",\n    "eager": "sgp",\n'),),
+        "tests/gossip/reference.py": (('name == "d-psgd":', 'name in ("d-psgd", "eager"):'),),
+        "tests/gossip/test_against_reference.py": (
+            (
+                '    yield "d-psgd", {"averaging_rate": 0.7}\n',
+                '    yield "d-psgd", {"averaging_rate": 0.7}\n    yield "eager", {}\n',
+            ),
+        ),
+        "tests/gossip/test_state.py": (('    "sgp": {},\n', '    "sgp": {},\n    "eager": {},\n'),),
+        "tests/gossip/test_validate.py": (
+            (
+                '    "d-psgd": ("ring", NONE, {}),\n',
+                '    "d-psgd": ("ring", NONE, {}),\n    "eager": ("ring", NONE, {}),\n',
+            ),
+            (
+                '"d-psgd", "deep-squeeze", "choco-sgd", "local"}',
+                '"d-psgd", "eager", "deep-squeeze", "choco-sgd", "local"}',
+            ),
+        ),
+        "tests/stress/plausible.py": (('    "d-psgd": (RING,),\n', '    "d-psgd": (RING,),\n    "eager": (RING,),\n'),),
+        "docs/features.md": (("`naive-quantized`, `deep", "`naive-quantized`, `eager`, `deep"),),
+    },
+    (
+        *("simulate", "--peers", "3", "--no-save", "--no-live", "--no-baseline", "--set", "run.rounds=2"),
+        *("--set", "algorithm.name=eager", "--set", "graph.kind=ring"),
+    ),
+    "eager, none",
+    (
+        *("tests/gossip/test_state.py", "tests/gossip/test_validate.py", LISTS),
+        "tests/gossip/test_against_reference.py::test_every_algorithm_has_a_case",
+    ),
+)
+
 OPTION = Addition(
     "An option of one device",
     {},
@@ -183,7 +246,7 @@ def digest(config: Path, as_json: bool) -> None:
     ("tests/cli/test_documentation.py",),
 )
 
-ADDITIONS = (COMPRESSOR, OPTION, COMMAND)
+ADDITIONS = (COMPRESSOR, ALGORITHM, OPTION, COMMAND)
 
 
 class Copy:
