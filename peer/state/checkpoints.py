@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import math
+import mmap
 import operator
 import os
 import weakref
@@ -93,6 +94,10 @@ class StoredArrays(Mapping[str, npt.NDArray[Any]]):
         """Return whether there is an array of that name, without reading it."""
         return item in self._entries
 
+    def mapped(self) -> memoryview:
+        """Return what stands behind the header, in pages that the kernel may take back at any time."""
+        return memoryview(mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ))[self._start :]
+
     def vector(self, item: str) -> StoredVector:
         """Return an array that is read in parts."""
         entry = self._entries[item]
@@ -125,6 +130,10 @@ class StoredVector:
         values = np.empty(max(0, end - begin), self.dtype.newbyteorder("<"))
         self._arrays.read(self._at + begin * self.dtype.itemsize, values)
         return values.astype(self.dtype, copy=False)
+
+    def mapped(self) -> memoryview:
+        """Return its bytes, as `StoredArrays.mapped` does."""
+        return self._arrays.mapped()[self._at : self._at + self.nbytes]
 
     def blocks(self) -> Iterator[memoryview]:
         """Yield its bytes, so many at a time."""
@@ -398,7 +407,8 @@ def entries_of(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, dict[s
     """Return the entries of a safetensors header for some arrays, and the memory of each in that order, never a
     copy."""
     entries = _entries_of(arrays)
-    return entries, [_bytes_of(arrays[name]) for name in entries]
+    ordered = map(arrays.__getitem__, entries)
+    return entries, [each.mapped() if isinstance(each, StoredVector) else _bytes_of(each) for each in ordered]
 
 
 def _entries_of(arrays: Mapping[str, npt.NDArray[Any] | StoredVector]) -> dict[str, dict[str, Any]]:
