@@ -165,7 +165,7 @@ def test_a_loss_is_shown_wherever_accuracy_is(
     assert len(figures) == 2
     assert summary["worst_metrics"] == {name: max(figures)}
     assert summary["mean_of_devices"] == {name: pytest.approx(sum(figures) / 2)}
-    assert f", {name} {figures[0]:.3g}. Model: " in Path("runs/own/peers/peer-0/log.txt").read_text()
+    assert f", {name} {figures[0]:.3g}. " in Path("runs/own/peers/peer-0/log.txt").read_text()
     status = sotto("status", "runs/own")
     assert name in status.stdout
     assert f"{figures[0]:#.3g}" in status.stdout
