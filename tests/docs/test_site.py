@@ -45,7 +45,7 @@ def test_the_site_is_built_without_a_warning(site: Path) -> None:
     gone = (site / "docs" / "tutorials" / "first-run.html").read_text()
     assert 'url=../running.html"' in gone
     assert '"use-the-model": "../running.html#use-the-model"' in gone
-    assert '"before-010": "upgrading.html#from-01"' in (site / "docs" / "upgrading.html").read_text()
+    assert '"before-010": "upgrading.html#what-stays-compatible"' in (site / "docs" / "upgrading.html").read_text()
     # The lists of the index are the navigation of every page.
     navigation = (site / "docs" / "glossary.html").read_text()
     assert {"Tutorials", "How-to guides", "Concepts", "Reference", "Studies"} <= set(

@@ -227,4 +227,4 @@ def test_algorithms_that_mix_nothing_need_no_matrices():
 
 
 def test_all_algorithms_can_be_replayed():
-    assert len(ALGORITHMS) == 19
+    assert len(ALGORITHMS) == 20
