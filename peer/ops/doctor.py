@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from peer import __version__
-from peer.config.options import SHARED_SECTIONS, Config, PeerAddress
+from peer.config.options import OWN_LOOP, SHARED_SECTIONS, Config, PeerAddress
 from peer.errors import ConfigError, RemoteError, SecurityError, SottoError, StateError
 from peer.net.address import is_private, split_address, why_not_bound
 from peer.net.answers import EXAMINED
@@ -339,12 +339,14 @@ def _compare(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Find
         sentence = f"speaks protocol versions {lowest} to {highest}, but this peer {PROTOCOL_MIN} to {PROTOCOL_MAX}"
         yield Finding(name, "error", sentence, "install the same release on both", exit_code=RemoteError.exit_code)
     ours, theirs = config.run_digest().split("."), answer["job"].split(".")
-    if len(ours) == len(theirs) and ours != theirs:
-        parts = " and ".join(
-            f"[{part}]" for part, one, two in zip(SHARED_SECTIONS, ours, theirs, strict=True) if one != two
-        )
+    # What a training script sets when it joins is in no file.
+    unknown = {"run", "training"} if config.training.task == OWN_LOOP else set()
+    sections = zip(SHARED_SECTIONS, ours, theirs, strict=False) if len(ours) == len(theirs) else ()
+    differing = [part for part, one, two in sections if one != two and part not in unknown]
+    if differing:
+        parts = " and ".join(f"[{part}]" for part in differing)
         advice = f"make {parts} equal on both; a peer refuses neighbours whose shared sections differ"
-        found = differing_settings(config.shared_settings(), answer.get("settings"))
+        found = "" if unknown else differing_settings(config.shared_settings(), answer.get("settings"))
         sentence = f"its configuration differs from ours in {parts}{found}"
         yield Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
     elif answer.get("neighbor") is None and config.own.admitted:

@@ -207,6 +207,11 @@ def test_lists_jobs_and_releases_that_differ_are_named(kits: Path) -> None:
         "its configuration differs from ours in [training]: training.learning_rate is 0.5 there and not set here"
         in of(findings, "peer-1", "error")
     )
+    file = kits / "peer-0" / "peer.toml"
+    file.write_text(file.read_text().replace('task = "digits"', 'task = "loop"'))
+    with running(kits, 1, other_rate):
+        script_findings = examine(kits, 0)[1]
+    assert "its configuration differs" not in str(script_findings), "join sets what a script trains with"
     assert f"peer-0 runs {__version__}, peer-1 9.9" in of(findings, "releases", "warning")
     assert "has 10.9.9.9:1 for this peer, but our own list has 127.0.0.1:" in of(findings, "peer-1", "warning")
 
