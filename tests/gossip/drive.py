@@ -13,6 +13,7 @@ from peer.gossip.options import FinalRounds, ModuloOptions
 from peer.gossip.topology import Turns
 from peer.random import PhiloxSource
 from peer.simulate.replay import run_round
+from peer.train.momentum import Momentum
 
 RING3 = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
 
@@ -102,3 +103,24 @@ def spread(algorithms):
     """Return the consensus distance (1/n) Σ ‖z_i − z̄‖₂, z̄ = Σ x / Σ u."""
     mean = total(algorithms) / sum(a.u for a in algorithms)
     return float(np.mean([np.linalg.norm(a.model() - mean) for a in algorithms]))
+
+
+def gradients_of(algorithms, t, spread=1.0):
+    """Return gradients with a common part, the same for the same round. Above a spread of 1, peers differ more than
+    they agree: skew."""
+    rng = np.random.default_rng(100 + t)
+    common = rng.normal(size=algorithms[0].x.size)
+    return [(common + spread * rng.normal(size=common.size)).astype(a.x.dtype) for a in algorithms]
+
+
+NESTEROV = {"kind": "nesterov", "weight_decay": 0.1}
+
+
+def expect_momentum_on_the_mean(algorithms, atol, spread=1.0):
+    """Take peers with NESTEROV through rounds, and compare x with what momentum makes of the mean gradient."""
+    x, momentum = algorithms[0].x.copy(), Momentum(**NESTEROV)
+    for t in range(10):
+        gradients = gradients_of(algorithms, t, spread)
+        gossip(algorithms, t, gradients, 0.1)
+        x = x - 0.1 * momentum.direction(np.mean(gradients, axis=0), x)
+    np.testing.assert_allclose(algorithms[0].x, x, atol=atol)

@@ -18,11 +18,14 @@ from peer.gossip.topology import build_schedule
 from peer.gossip.views import ViewSchedule
 from peer.train.momentum import Momentum
 from peer.wire.message import MessageKind
-from tests.gossip.drive import carry_for, contexts, gossip
+from tests.gossip import drive
+from tests.gossip.drive import NESTEROV, carry_for, contexts, expect_momentum_on_the_mean, gossip
 
 LAYOUT = Layout.of_sizes([7, 120, 1, 60, 12])
 EPSILON = 2.0**-24
 """The largest relative error of one operation in float32."""
+SPREAD = 2.0
+gradients_of = partial(drive.gradients_of, spread=SPREAD)
 TOP_K = "top_k", {"fraction": 0.1, "value_bits": 2, "four_levels": True}
 COMPRESSORS = [
     TOP_K,
@@ -42,13 +45,6 @@ def peers(n=4, *, compressor=TOP_K, layout=LAYOUT, momentum=None, dtype=np.float
     x0 = np.random.default_rng(1).normal(size=layout.size).astype(dtype)
     nodes = [contexts(each, layout, compressor=compressor, **rule, **more)[peer] for peer, each in enumerate(schedules)]
     return [build("compressed-allreduce", node, x0) for node in nodes]
-
-
-def gradients_of(algorithms, t):
-    rng = np.random.default_rng(100 + t)
-    common = rng.normal(size=algorithms[0].x.size)
-    # Peers that differ more than they agree: skew.
-    return [(common + 2 * rng.normal(size=common.size)).astype(a.x.dtype) for a in algorithms]
 
 
 def memories(algorithms):
@@ -153,13 +149,8 @@ def test_what_a_peer_had_sent_before_a_crash_is_what_counts(phase):
 
 
 def test_without_compression_it_is_all_reduce_with_momentum_on_the_mean():
-    algorithms = peers(3, compressor="none", momentum={"kind": "nesterov", "weight_decay": 0.1}, dtype=np.float64)
-    x, momentum = algorithms[0].x.copy(), Momentum("nesterov", weight_decay=0.1)
-    for t in range(10):
-        gradients = gradients_of(algorithms, t)
-        gossip(algorithms, t, gradients, 0.1)
-        x = x - 0.1 * momentum.direction(np.mean(gradients, axis=0), x)
-    np.testing.assert_allclose(algorithms[0].x, x, atol=1e-12)
+    algorithms = peers(3, compressor="none", momentum=NESTEROV, dtype=np.float64)
+    expect_momentum_on_the_mean(algorithms, atol=1e-12, spread=SPREAD)
     assert not any(a.error_memory.any() for a in algorithms)
 
 

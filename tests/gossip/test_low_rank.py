@@ -19,7 +19,7 @@ from peer.gossip.options import LowRankOptions
 from peer.random import PhiloxSource
 from peer.train.momentum import Momentum
 from peer.wire.message import MessageKind
-from tests.gossip.drive import carry_for, gossip, schedule_of
+from tests.gossip.drive import NESTEROV, carry_for, expect_momentum_on_the_mean, gossip, gradients_of, schedule_of
 
 LAYOUT = Layout.of_shapes([(12, 2, 5), (12,), (9, 14), (1,)])
 EPSILON = 2.0**-24
@@ -42,13 +42,6 @@ def peers(n=4, *, rank=2, bits=8, exponents="vector", layout=LAYOUT, momentum=No
     ]
     x0 = np.random.default_rng(1).normal(size=layout.size).astype(dtype)
     return [build("low-rank", node, x0) for node in nodes]
-
-
-def gradients_of(algorithms, t, spread=1.0):
-    rng = np.random.default_rng(100 + t)
-    common = rng.normal(size=algorithms[0].x.size)
-    # Peers that differ more than they agree: skew.
-    return [(common + spread * rng.normal(size=common.size)).astype(a.x.dtype) for a in algorithms]
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
@@ -239,13 +232,8 @@ def test_messages_that_cannot_be_used_are_refused_before_anything_changes(expone
 def test_momentum_acts_on_the_mean():
     """At full rank and 16 bits it is all-reduce with momentum on the mean."""
     layout = Layout.of_sizes([40])
-    algorithms = peers(3, bits=16, layout=layout, momentum={"kind": "nesterov", "weight_decay": 0.1}, dtype=np.float64)
-    x, momentum = algorithms[0].x.copy(), Momentum("nesterov", weight_decay=0.1)
-    for t in range(10):
-        gradients = gradients_of(algorithms, t)
-        gossip(algorithms, t, gradients, 0.1)
-        x = x - 0.1 * momentum.direction(np.mean(gradients, axis=0), x)
-    np.testing.assert_allclose(algorithms[0].x, x, atol=1e-3)
+    algorithms = peers(3, bits=16, layout=layout, momentum=NESTEROV, dtype=np.float64)
+    expect_momentum_on_the_mean(algorithms, atol=1e-3)
 
 
 def test_a_part_weighs_what_its_codes_weigh():
