@@ -124,10 +124,10 @@ def export(
     if hub:
         output /= "model.safetensors"
     beside = Beside(program=program, onnx=onnx, onnx_int8=onnx_int8, card=not no_card, hub=hub)
-    export = telling(lambda: "reads and writes the model", partial(click.echo, err=True))(export_model)
-    exported = export(
-        sources, output, peer_index=peer_index, statistics=statistics, int8=int8, beside=beside, force=force
-    )
+    with telling(lambda: "reads and writes the model", partial(click.echo, err=True)):
+        exported = export_model(
+            sources, output, peer_index=peer_index, statistics=statistics, int8=int8, beside=beside, force=force
+        )
     if rest := exported.rounds_to_come:
         click.echo(f"rounds to come: {rest}; export again after the last for the final model (--force)", err=True)
     if as_json:

@@ -656,8 +656,7 @@ class Peer:
             return
         if self._head is None:
             # Where something was drawn or read before, a script that is started again does so before it comes there.
-            now = digest(self._script_state(self._moved_model()))
-            is_head = place is Peer.until_done or self._at_entry == now
+            is_head = place is Peer.until_done or self._at_entry == digest(self._script_state(self._moved_model()))
             self._head = place if is_head else ""
         # Later it may be in the midst of an accumulation.
         if self._has_exchanged and not self._passes_head and place in (self._head, Peer.until_done):
