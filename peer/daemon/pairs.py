@@ -81,6 +81,7 @@ class PairLoop:
             waited_s = await self._until_ready()
             if self._runtime.stops:
                 return None
+            self._look_for_company()
             self.exchanges.perform(await self.exchanges.call(self.durable.read, waited_s))
         try:
             await self._runtime.work(self._compute)
@@ -88,7 +89,8 @@ class PairLoop:
             return None
         effects = await self.exchanges.call(self._step)
         self.exchanges.perform(effects)
-        self._steps_alone = 0 if self._neighbors.reachable() else self._steps_alone + 1
+        self._steps_alone += 1
+        self._look_for_company()
         if self.round == self._config.run.rounds:
             await self._until_closed()
         self._raise_failure()
@@ -97,6 +99,11 @@ class PairLoop:
         trained_s = 0.0 if self._local.steps_are_recorded else effects.record.train_s
         self._cadence.add_round(trained_s + effects.record.gossip_s)
         return effects.record
+
+    def _look_for_company(self) -> None:
+        # Also before a step: a neighbour that is gone after it has been there.
+        if self._neighbors.reachable():
+            self._steps_alone = 0
 
     def _compute(self) -> None:
         started = perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from peer.config.options import GuardOptions, load
 from peer.daemon import process
 from peer.daemon.notes.divergence import Claim, Diverged, Divergence, advice
 from peer.daemon.notes.notes import Hearsay, encode_divergence
+from peer.daemon.pairs import PairLoop
 from peer.daemon.process import Daemon, open_peer
 from peer.daemon.rounds import RoundLoop
 from peer.errors import DivergenceError, PeerUnreachable
@@ -179,6 +181,26 @@ def test_peers_that_diverge_end_with_the_sentence_of_the_guard(
         assert says in str(error)
         assert str(error).startswith(f"peer-{peer}: ")
         assert "lower the learning rate (training.learning_rate, or" in str(error)
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+def test_a_peer_goes_on_where_its_only_neighbour_ended_during_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("algorithm.name=ad-psgd", "training.learning_rate=1e9", "rounds.abandon_after_s=0.5")
+    daemons = open_peers(write_kits(tmp_path, 2, *settings))
+    slow = daemons[0].loop
+    assert isinstance(slow, PairLoop)
+    compute, neighbors = slow.participant.compute, slow.exchanges.neighbors
+
+    def outlast() -> None:
+        compute()
+        while neighbors.reachable():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(slow.participant, "compute", outlast)
+    ended = asyncio.run(run_all(daemons))
+    assert [type(error) for error in ended] == [DivergenceError] * 2, ended
 
 
 def test_the_guard_is_handed_the_model_that_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
