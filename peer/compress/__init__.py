@@ -12,7 +12,7 @@ from typing import Any
 
 from peer.compress.base import Compressor, Draws, compress_layers
 from peer.compress.bound import BoundedCompressor, ErrorBound
-from peer.compress.decompress import add_all_decompressed_, add_decompressed_, decompress_layers
+from peer.compress.decompress import add_all_decompressed_, add_decompressed_, add_sum_decompressed_, decompress_layers
 from peer.compress.float_types import type_named
 from peer.compress.grid import Grid
 from peer.compress.layout import Layout
@@ -67,6 +67,7 @@ __all__ = [
     "WholeIntegers",
     "add_all_decompressed_",
     "add_decompressed_",
+    "add_sum_decompressed_",
     "build",
     "compress_layers",
     "decompress_layers",

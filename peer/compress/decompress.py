@@ -6,7 +6,7 @@ and added, rounded again (no fused operations), all in the vector's own float ty
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,19 +60,52 @@ def add_all_decompressed_(out: FloatArray, terms: Sequence[tuple[Payload, float]
 
     If whole large layers were sent, part after part gets all of its terms while it is in the cache.
     """
-    payloads = [payload for payload, _ in terms]
-    if not all(type(each) is tuple and all(isinstance(layer, Dense) for layer in each) for each in payloads):
+    blocks = _dense_blocks([payload for payload, _ in terms], layout, out.dtype)
+    if blocks is None:
         for payload, scale in terms:
             add_decompressed_(out, payload, layout, scale)
         return
+    for block, values in blocks:
+        for each, (_, scale) in zip(values, terms, strict=True):
+            add_dense_(out[block], each, scale)
+
+
+def add_sum_decompressed_(out: FloatArray, payloads: Sequence[Payload], layout: Layout, scale: float) -> None:
+    """Add `scale` times the sum of the payloads to `out`. If whole large layers were sent, no sum of the size of `out`
+    is held."""
+    blocks = _dense_blocks(payloads, layout, out.dtype)
+    if blocks is None:
+        total = np.zeros_like(out)
+        for payload in payloads:
+            add_decompressed_(total, payload, layout)
+        add_dense_(out, total, scale)
+        return
+    for block, values in blocks:
+        total = np.zeros_like(out[block])
+        for each in values:
+            add_dense_(total, each, 1.0)
+        add_dense_(out[block], total, scale)
+
+
+def _dense_blocks(
+    payloads: Sequence[Payload], layout: Layout, dtype: np.dtype[Any]
+) -> Iterator[tuple[slice, list[FloatArray]]] | None:
+    """Return the parts of whole large layers as they fit into the cache, with the values of each payload there; None
+    if anything else was sent."""
+    if not all(type(each) is tuple and all(isinstance(layer, Dense) for layer in each) for each in payloads):
+        return None
     for payload in payloads:
         _checked(payload, layout)
-    for number, part in enumerate(layout.slices):
-        values = [_values(payload[number], out.dtype) for payload in payloads]
-        for start in range(part.start, part.stop, _IN_CACHE):
-            stop = min(start + _IN_CACHE, part.stop)
-            for each, (_, scale) in zip(values, terms, strict=True):
-                add_dense_(out[start:stop], each[start - part.start : stop - part.start], scale)
+    # All of them before the first is added: values that `dtype` cannot hold are refused.
+    layers = [[_values(payload[number], dtype) for payload in payloads] for number in range(layout.num_layers)]
+    return (
+        (
+            slice(start, stop := min(start + _IN_CACHE, part.stop)),
+            [each[start - part.start : stop - part.start] for each in values],
+        )
+        for part, values in zip(layout.slices, layers, strict=True)
+        for start in range(part.start, part.stop, _IN_CACHE)
+    )
 
 
 def _add_columns_(out: FloatArray, payload: Columns, layout: Layout, weight: float) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress import add_decompressed_, build, decompress_layers
+from peer.compress import add_all_decompressed_, add_sum_decompressed_, build, decompress_layers
 from peer.compress.base import Compressor, Draws, compress_layers
 from peer.compress.payload import FloatArray, Payload
 from peer.compress.payload_norm import norm
@@ -219,14 +219,14 @@ def step_by_mean_(
     x: FloatArray, node: NodeContext, momentum: MomentumRule, rate: float, own: Payload, inbox: Mapping[int, Message]
 ) -> None:
     """Take the step x ← x − γ · momentum(mean_j c_j) in place, over the senders and the peer itself, ascending."""
-    mean = np.zeros_like(x)
-    for _, message in in_sender_order(node.peer, inbox):
-        add_decompressed_(mean, own if message is None else message.layers, node.layout, 1.0)
+    payloads = [own if message is None else message.layers for _, message in in_sender_order(node.peer, inbox)]
     num_peers = len(inbox) + 1
     if isinstance(momentum, NoMomentum):
         # One rounding less, and the bits of all releases.
-        add_scaled_(x, -rate / num_peers, mean)
+        add_sum_decompressed_(x, payloads, node.layout, -rate / num_peers)
         return
+    mean = np.zeros_like(x)
+    add_all_decompressed_(mean, [(each, 1.0) for each in payloads], node.layout)
     mean /= mean.dtype.type(num_peers)
     add_scaled_(x, -rate, momentum.direction_(mean, x))
 

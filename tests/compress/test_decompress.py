@@ -15,6 +15,7 @@ from peer.compress import (
     WholeIntegers,
     add_all_decompressed_,
     add_decompressed_,
+    add_sum_decompressed_,
     build,
     compress_layers,
     decompress_layers,
@@ -61,6 +62,13 @@ def test_adding_all_payloads_gives_the_bits_of_adding_one_by_one(compressors, dt
     for payload, scale in terms:
         add_decompressed_(one_by_one, payload, layout, scale)
     assert together.tobytes() == one_by_one.tobytes()
+
+    payloads = [payload for payload, _ in terms]
+    total, summed = np.zeros_like(start), start.copy()
+    for payload in payloads:
+        add_decompressed_(total, payload, layout)
+    add_sum_decompressed_(summed, payloads, layout, -1 / 3)
+    assert summed.tobytes() == (start + np.dtype(dtype).type(-1 / 3) * total).tobytes()
 
 
 def test_adding_all_refuses_a_payload_of_another_model_before_it_adds_any():
