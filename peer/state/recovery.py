@@ -6,6 +6,7 @@ of old ones. `peer.node.durable` and `peer.node.durable_pair` know the meaning o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from peer.state.kept_progress import begin_era
 
 _PREFIX, _SUFFIX = "journal-", ".log"
 _ASIDE = "set-aside-"
+_DIGEST = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}\b")
+WAYS_ON = "start again what began it, or give every device a new folder for a new run: --set state.directory=NEW"
 _OR_ANEW = "; or, if no other device has met this one, rename its state folder, so that it begins round 0 anew"
 """Another remedy for a device that has begun round 0 at most: nobody has any of its messages that it would repeat."""
 
@@ -155,11 +158,12 @@ class StateFiles:
         expected = self._expected(protocol, is_named)
         for key, value in self._identity.items():
             if found.get(key) != expected[key]:
-                advice = "use another state.directory" + ("" if begun_round(self._disk) else _OR_ANEW)
-                raise StateError(
-                    f"the {what} belongs to {key} {str(found.get(key))[:40]!r}, but this peer has {value[:40]!r}; "
-                    + advice
-                )
+                there, here = (_DIGEST.sub(r"\1", str(each))[:40] for each in (found.get(key), value))
+                apart = f"{key} {there!r}, but this peer has {here!r}"
+                if _DIGEST.fullmatch(value):
+                    apart = f"another {key}{' ([graph] or [[peers]] has changed)' if key == 'graph' else ''}"
+                advice = WAYS_ON + ("" if begun_round(self._disk) else _OR_ANEW)
+                raise StateError(f"the {what} belongs to {apart}; {advice}")
         self.protocol = max(self.protocol, protocol)
 
     def _expected(self, protocol: int, is_named: bool) -> dict[str, str]:

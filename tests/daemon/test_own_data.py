@@ -223,7 +223,9 @@ def test_a_state_is_not_gone_on_with_on_other_samples(tmp_path: Path) -> None:
     opened(folders[0]).close()
     with (folders[0] / "samples" / "train.csv").open("a") as file:
         file.write("0.1,0.2,0.3,0.4,1\n")
-    with pytest.raises(StateError, match=r"belongs to data '100 samples, \w+', but this peer has '101 samples, \w+'"):
+    with pytest.raises(
+        StateError, match=r"belongs to data '100 samples, \w{8}', but this peer has '101 samples, \w{8}'"
+    ):
         opened(folders[0])
 
 

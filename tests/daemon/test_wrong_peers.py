@@ -296,10 +296,16 @@ def expect_sentence(folder: Path, settings: tuple[str, ...], says: tuple[str, ..
     [
         pytest.param(("run.name=other",), ("checkpoint", "run 'digits'", "'other'", "state.directory"), id="run"),
         pytest.param(
-            ("graph.kind=file", "graph.file=graph.json"), ("checkpoint", "graph", "state.directory"), id="graph"
+            ("graph.kind=file", "graph.file=graph.json"),
+            ("checkpoint", "another graph", "state.directory"),
+            id="graph",
         ),
         pytest.param(("algorithm.name=sgp",), ("checkpoint", "algorithm", "state.directory"), id="algorithm"),
-        pytest.param(("training.task_options={hidden=5}",), ("checkpoint", "model", "state.directory"), id="model"),
+        pytest.param(
+            ("training.task_options={hidden=5}",),
+            ("another model", "(there 5×64)", "state.directory"),
+            id="model",
+        ),
         pytest.param(("training.momentum=adam",), ("checkpoint", "momentum", "state.directory"), id="optimizer"),
     ],
 )

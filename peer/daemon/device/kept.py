@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -28,7 +29,7 @@ from peer.run.privacy_budget import Budget
 from peer.run.setup import PeerTrainer
 from peer.state.disk import Disk, replace, writing
 from peer.state.kept_file import CHOSEN_PRECISION, FROZEN_FILE, MODEL_FORM, KeptFile
-from peer.state.recovery import begin_anew, begun_round
+from peer.state.recovery import WAYS_ON, begin_anew, begun_round
 from peer.train.model_file import file_parts
 from peer.train.private_step import SECRET_BYTES, SECRET_FILE
 
@@ -161,12 +162,20 @@ def settle_privacy(budget: Budget | None, disk: Disk) -> bytes | None:
 
 def keep_model_form(trainer: PeerTrainer, disk: Disk) -> None:
     """Keep the form of the model that a run trains, and its frozen parameters as they were when it began. Raises
-    StateError."""
-    # Before that, the code may have been that of another model, which the neighbours refused.
-    if MODEL_FORM.name in disk.names() and begun_round(disk) is not None:
-        return
+    StateError, also where it has trained another model."""
     parts = trainer.model_parts()
     if parts is None:
+        return
+    # Before that, the code may have been that of another model, which the neighbours refused.
+    if begun_round(disk) is not None and (kept := MODEL_FORM.read(disk)) is not None:
+        there, here = kept.trained, parts[0].trained
+        name = next((name for name in {**there, **here} if there.get(name) != here.get(name)), None)
+        if name is not None:
+            sizes = [sum(map(math.prod, each.values())) for each in (there, here)]
+            shapes = ["×".join(map(str, each.get(name, ()))) or "missing" for each in (there, here)]
+            now = f"this one {sizes[1]:,} (there {shapes[1]})"
+            what = f"it has {sizes[0]:,} parameters ({name}: {shapes[0]}), and {now}"
+            raise StateError(f"the state belongs to another model: {what}; {WAYS_ON}")
         return
     form, frozen = parts
     if frozen:
