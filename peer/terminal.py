@@ -52,14 +52,16 @@ def telling(
         is_over.set()
 
 
-def duration(seconds: float) -> str:
-    """Return a duration as "35 ms", "8.3 s", "4 min 12 s" or "3 h 05 min"."""
-    if seconds < 1:
+def duration(seconds: float | None) -> str:
+    """Return a duration as "35 ms", "8.3 s", "42 s", "4 min 12 s" or "3 h 05 min", and "–" where it is not known."""
+    if seconds is None:
+        return "–"
+    if seconds < 0.9995:
         return f"{1000 * seconds:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = int(seconds) // 60
-    return f"{minutes} min {int(seconds) % 60:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 class LineFormatter(logging.Formatter):

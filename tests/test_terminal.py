@@ -32,6 +32,6 @@ def test_a_function_can_be_told_of_each_time_that_it_is_called() -> None:
 
 
 def test_a_duration_has_the_unit_that_suits_it() -> None:
-    assert [terminal.duration(each) for each in (0.035, 8.3, 42.4, 252.0, 11100.0)] == [
-        "35 ms", "8.3 s", "42 s", "4 min 12 s", "3 h 05 min",
+    assert [terminal.duration(each) for each in (0.035, 0.9997, 8.3, 9.97, 42.4, 59.7, 252.0, 11100.0, None)] == [
+        "35 ms", "1.0 s", "8.3 s", "10 s", "42 s", "1 min 00 s", "4 min 12 s", "3 h 05 min", "–",
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from peer.records import ACCURACY, Criterion
+from peer.terminal import duration as duration
 
 MISSING = "–"
 
@@ -70,18 +71,6 @@ def times(factor: float | None) -> str:
     if factor is None:
         return MISSING
     return f"{factor:,.0f}×" if factor >= 10 else f"{factor:.1f}×"
-
-
-def duration(seconds: float | None) -> str:
-    """Return seconds as "8.3 s", "4 min 12 s" or "3 h 05 min"."""
-    if seconds is None:
-        return MISSING
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds) // 60
-    if minutes < 60:
-        return f"{minutes} min {round(seconds) % 60:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def when(moment: str) -> str:

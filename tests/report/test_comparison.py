@@ -144,7 +144,7 @@ def test_the_target_is_what_all_reach_in_all_their_runs(found: list[Contender]) 
     assert reached.reached["dpsgd"]["time"] == Spread(5, 5, 5)
     heads, rows = target_rows(reached)
     assert heads == ["run", "rounds", "bytes of a peer", "time"]
-    assert rows[0] == ["sgp", "30 (20–40)", "3.00 kB (2.00–4.00)", "15.0 s (10.0–20.0)"]
+    assert rows[0] == ["sgp", "30 (20–40)", "3.00 kB (2.00–4.00)", "15 s (10–20)"]
 
 
 def test_lower_figures_may_be_better(found: list[Contender]) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from peer.report.numbers import (
     count,
-    duration,
     percent,
     short,
     short_duration,
@@ -35,10 +34,6 @@ from peer.report.numbers import (
         (times(312.4), "312×"),
         (times(4.2), "4.2×"),
         (times(None), "–"),
-        (duration(8.25), "8.2 s"),
-        (duration(59.97), "1 min 00 s"),
-        (duration(252), "4 min 12 s"),
-        (duration(11_100), "3 h 05 min"),
         (significant(0.25), "0.250"),
         (significant(312.0), "312"),
         (significant(1234.5), "1,230"),

@@ -195,7 +195,7 @@ def test_the_page_says_when_and_how_the_run_was_started(run: Path) -> None:
     words = Page(render(load_run(run))).words
     assert "22 Nov 2026, 10:05 UTC" in words
     assert "sotto up --peers 4 --name 'my run'" in words
-    assert "41.0 ms a round; 41.2 s with the start of the peers and the end" in words
+    assert "41.0 ms a round; 41 s with the start of the peers and the end" in words
 
 
 def test_what_is_saved_is_saved_against_something_that_is_named(run: Path) -> None:

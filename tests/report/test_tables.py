@@ -271,7 +271,7 @@ def test_a_simulation_tells_both_clocks() -> None:
     summary = sample_summary(["a"], 100)
     summary.simulated = True
     words = " ".join(shown(summary_table(summary)).split())
-    for figure in ("real time 41.2 s", "virtual time 4.1 s", "a virtual round 41.0 ms"):
+    for figure in ("real time 41 s", "virtual time 4.1 s", "a virtual round 41.0 ms"):
         assert figure in words
     assert "local SGD" not in words, "one peer has nobody to average with"
 
