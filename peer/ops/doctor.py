@@ -32,6 +32,7 @@ from peer.net.transport import Transport
 from peer.net.tunnels import make_socket_folder
 from peer.ops.control import newcomers
 from peer.ops.releases import mixed, versions_of
+from peer.ops.standing import from_folder
 from peer.run import plan as run_plan
 from peer.wire.start_model import StartModel
 
@@ -77,7 +78,9 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
         return found
     found += _certificate(security)
     status = await _own_status(config, security)
-    found += _port(config, status)
+    standing = None if status is not None else from_folder(config, base)
+    ended = "" if standing is None else f"this peer {standing.sentence}"
+    found += _port(config, status, ended)
     found += _addresses(config)
     answering = status is None and config.peer.listen and all(each.level != "error" for each in found)
     async with contextlib.AsyncExitStack() as listening:
@@ -90,7 +93,7 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
         known = newcomers(config, base, status or {}).values()
         entries += [each for each in known if each.name in (status or {}).get("links", {})]
         versions = {config.own.name: __version__, **versions_of([] if status is None else [status])}
-        for each in await asyncio.gather(*(_neighbor(config, security, entry, versions) for entry in entries)):
+        for each in await asyncio.gather(*(_neighbor(config, security, entry, versions, ended) for entry in entries)):
             found += each
     found += _releases(versions)
     found += _links(status)
@@ -160,7 +163,7 @@ async def _own_status(config: Config, security: Access | None) -> dict[str, Any]
     return None
 
 
-def _port(config: Config, status: dict[str, Any] | None) -> Iterator[Finding]:
+def _port(config: Config, status: dict[str, Any] | None, ended: str) -> Iterator[Finding]:
     if not config.peer.listen:
         yield Finding("port", "ok", "this peer accepts no connections; it dials all its neighbours")
         return
@@ -176,7 +179,7 @@ def _port(config: Config, status: dict[str, Any] | None) -> Iterator[Finding]:
     if why is not None:
         yield Finding("port", "error", why.sentence, why.advice, exit_code=ConfigError.exit_code)
         return
-    yield Finding("port", "ok", f"{config.peer.listen} is free; this peer is not running")
+    yield Finding("port", "ok", f"{config.peer.listen} is free; {ended or 'this peer is not running'}")
 
 
 def _addresses(config: Config) -> Iterator[Finding]:
@@ -203,13 +206,14 @@ def _addresses(config: Config) -> Iterator[Finding]:
 
 
 async def _neighbor(
-    config: Config, security: Access | None, entry: PeerAddress, versions: dict[str, str]
+    config: Config, security: Access | None, entry: PeerAddress, versions: dict[str, str], ended: str
 ) -> list[Finding]:
-    """Look at one neighbour in both directions; add its release to `versions`."""
+    """Look at one neighbour in both directions; add its release to `versions`. `ended`: a clause where this peer has
+    finished or left."""
     me = config.peer.index
     if entry.advertise is None:
         return [_unreachable_neighbor(config, entry)]
-    if (trouble := await _tcp_trouble(entry.name, entry.advertise)) is not None:
+    if (trouble := await _tcp_trouble(entry.name, entry.advertise, ended)) is not None:
         return [trouble]
     if (trouble := await _full_packets(entry.name, entry.advertise)) is not None:
         return [trouble]
@@ -290,7 +294,7 @@ def _unreachable_neighbor(config: Config, entry: PeerAddress) -> Finding:
     )
 
 
-async def _tcp_trouble(name: str, address: str) -> Finding | None:
+async def _tcp_trouble(name: str, address: str, ended: str) -> Finding | None:
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(TIMEOUT_S / 2):
@@ -306,6 +310,8 @@ async def _tcp_trouble(name: str, address: str) -> Finding | None:
         advice = f"open TCP port {port} in the firewall there, or correct its advertise address"
     except ConnectionRefusedError:
         sentence = f"nobody listens at {address}"
+        if ended:
+            return Finding(name, "ok", f"{sentence}: it need not, since {ended}")
         advice = "start that peer, or correct its advertise address; further checks need it running"
     except OSError as error:
         sentence, advice = f"{address} cannot be reached: {error.strerror}", "check the network of this device"

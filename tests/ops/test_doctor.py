@@ -29,6 +29,7 @@ from peer.ops import doctor
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.enrollment import admit, propose, request
 from peer.ops.local_cluster import free_ports
+from peer.state.checkpoints import Checkpoint, StateFolder
 from peer.wire.start_model import StartModel
 from tests.cli.runner import sotto
 from tests.net.transport_peers import Mind
@@ -141,6 +142,17 @@ def test_a_neighbour_that_does_not_run_and_one_that_cannot_dial_back(kits: Path)
     assert code == 6
     assert f"cannot reach this peer: nobody listens at 127.0.0.1:{nowhere}" in of(findings, "peer-1", "error")
     assert f"open TCP port {nowhere} in the firewall of this device, or forward it" in of(findings, "peer-1", "error")
+
+
+def test_after_its_last_round_a_peer_needs_no_neighbour(kits: Path) -> None:
+    rewrite(kits, 0, lambda config: config.model_copy(update={"run": config.run.model_copy(update={"rounds": 40})}))
+    folder = StateFolder(kits / "peer-0" / "state")
+    folder.checkpoints.save(Checkpoint(40, {}, {}))
+    folder.close()
+    code, findings = examine(kits, 0)
+    assert code == 0
+    assert "is free; this peer has finished after 40 rounds" in of(findings, "port", "ok")
+    assert "it need not, since this peer has finished after 40 rounds" in of(findings, "peer-1", "ok")
 
 
 def test_an_address_that_nobody_answers_at_is_named_before_a_firewall(kits: Path) -> None:
