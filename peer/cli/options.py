@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from peer.errors import ConfigError
+from peer.terminal import command
 
 if TYPE_CHECKING:
     from peer.config.options import Config
@@ -81,7 +82,9 @@ def newest_run(pattern: str = "*/config.toml", *, or_device: bool = False) -> Pa
 
         files = configurations_below(Path())
         which = f", such as {files[0].parts[0]}" if files else ""
-        raise ConfigError(f"there is neither peer.toml nor a run in ./runs; name a folder{which}")
+        own = own_file()
+        start = command(*(("run", "SCRIPT", "--config", own) if own.exists() else ("up", "SCRIPT", "--peers", 3)))
+        raise ConfigError(f"nothing was started here: no peer.toml, no ./runs; start: {start}, or name a folder{which}")
     newest = max(sorted(runs), key=_last_written)
     click.echo(f"{newest}, the newest run here", err=True)
     return newest

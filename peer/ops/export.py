@@ -35,6 +35,7 @@ from peer.run.setup import RunSetup
 from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint, read_description
 from peer.state.kept_file import FROZEN_FILE, MODEL_FORM
 from peer.state.metrics import Summary
+from peer.terminal import command
 from peer.train.int8_file import load_int8, save_int8
 from peer.train.local_step import Trainer
 from peer.train.model_file import (
@@ -360,9 +361,10 @@ def _to_come(folder: _PeerFolder, done: int) -> int | None:
 def _rounds(folder: _PeerFolder) -> Mapping[int, Path]:
     """Return the checkpoints of a peer. Raises StateError if there is none."""
     if not folder.checkpoints:
+        words = ["run", *["SCRIPT"] * (folder.config.training.task == OWN_LOOP), "--config", folder.base / "peer.toml"]
         raise StateError(
-            f"{folder.state}: contains no checkpoint yet; peers write one at intervals and at the end. Is it on its"
-            " device?"
+            f"{folder.state}: contains no checkpoint yet, so {folder.name} has not trained here; start it with"
+            f" {command(*words)}, or export on the device where it trains"
         )
     return folder.checkpoints
 

@@ -163,7 +163,7 @@ def test_stop_tells_every_peer(daemons: Daemons) -> None:
 
 
 def test_without_a_folder_the_newest_run_is_asked_and_the_only_running_one_stopped(daemons: Daemons) -> None:
-    assert "neither peer.toml nor a run in ./runs; name a folder, such as kits\n" in sotto("status").stderr
+    assert "start: sotto up SCRIPT --peers 3, or name a folder, such as kits\n" in sotto("status").stderr
     for name in ("digits", "mnist"):
         assert sotto("init", "cluster", f"runs/{name}/peers", "-n", "2").exit_code == 0
         os.utime(f"runs/{name}/peers", (0, len(name)))

@@ -37,7 +37,7 @@ def test_the_model_of_a_run_is_exported_once() -> None:
 
 
 def test_without_a_folder_the_newest_run_is_taken_and_named() -> None:
-    assert "there is neither peer.toml nor a run in ./runs" in sotto("report").stderr
+    assert "nothing was started here: no peer.toml, no ./runs; start: sotto up" in sotto("report").stderr
     for age, name in enumerate(("new", "old")):
         write_sample_run(Path("runs") / name)
         (Path("runs") / name / "config.toml").touch()
