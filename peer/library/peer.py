@@ -47,6 +47,11 @@ Batch = TypeVar("Batch")
 _MOST_ACCUMULATED = 1000
 """Batches that may pass without a step: scripts accumulate gradients, over the end of a pass too."""
 
+_UNHEARD = 20
+"""Steps of an optimizer after which a script that counts none has forgotten to."""
+_COUNTS = {False: "peer.step() after optimizer.step()", True: "peer.average_gradients() before optimizer.step()"}
+"""The line of a loop that counts its steps, by whether gradients are averaged."""
+
 _joined_models: set[int] = set()
 """Identities of the models that are in a `with` block of this process."""
 
@@ -159,6 +164,8 @@ class Peer:
         self._mixes = False
         """Whether a model that is written from now on is that of the script, mixed."""
         self._hooks: list[RemovableHandle] = []
+        self._is_heard, self._unheard = False, 0
+        """Steps of the first optimizer in `keep` before the first call that counts one."""
         self._said_order = False
         self._last_round = 0
         self._has_rejoined = False
@@ -360,7 +367,7 @@ class Peer:
                 "this run averages gradients: call peer.average_gradients(loss) before optimizer.step(), and no step()"
             )
         number = None if loss is None else _number(loss)
-        self._is_torn = True
+        self._is_torn = self._is_heard = True
         is_written = self._count_step(number)
         self._is_torn = False
         return is_written
@@ -388,7 +395,7 @@ class Peer:
             )
         gradients = self._parameters.gradients()
         gradients *= np.float32(weight)
-        self._is_torn = True
+        self._is_torn = self._is_heard = True
         mean = self._mean_of(gradients, self._mean_loss())
         if mean is not None:
             self._parameters.write_gradients(mean)
@@ -490,9 +497,11 @@ class Peer:
                     "the loader gave no batch: it is empty, or an iterator that can be read only once (give the"
                     " loader itself)"
                 )
-            elif self._steps == before and unstepped > _MOST_ACCUMULATED:
-                call = "average_gradients" if self._gradients else "step"
-                raise UsageError(f"{unstepped} batches, and a whole pass, went by without a call of peer.{call}()")
+            elif self._steps == before and (unstepped > _MOST_ACCUMULATED or self._unheard >= _UNHEARD):
+                raise UsageError(
+                    f"{unstepped} batches, and a whole pass, went by and no step was counted, so nothing is exchanged:"
+                    f" the loop lacks {_COUNTS[self._gradients]}"
+                )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model as it is now to a safetensors file, with frozen parameters and buffers."""
@@ -663,8 +672,14 @@ class Peer:
             self._passes_head, self._start = True, {}
             self._note_beginning(self._moved_model)
 
-    def _look_at_order(self, *_: object) -> None:
-        """Warn once, before an optimizer steps, where the loop has no head and does more behind an exchange."""
+    def _look_at_order(self, optimizer: object, *_: object) -> None:
+        """Warn once, before an optimizer steps, where the loop has no head and does more behind an exchange, and where
+        nothing in it counts steps."""
+        if not self._is_heard and optimizer is self._kept.optimizers()[0]:
+            self._unheard += 1
+            if self._unheard == _UNHEARD:
+                what = _COUNTS[self._gradients]
+                log.warning("%d steps of the optimizer, and none was counted: the loop lacks %s", _UNHEARD, what)
         is_behind = self._has_exchanged and self._awaits_step and not self._passes_head
         if is_behind and self._followers and not self._said_order:
             now = self._kept.followers()

@@ -314,8 +314,27 @@ def test_a_model_that_changed(
 def test_loaders_that_cannot_be_trained_on(peer: sottovoce.Peer) -> None:
     with pytest.raises(sottovoce.UsageError, match="the loader gave no batch: it is empty, or an iterator that can be"):
         next(peer.until_done([]))
-    with pytest.raises(sottovoce.UsageError, match=re.escape("a whole pass, went by without a call of peer.step()")):
+    with pytest.raises(
+        sottovoce.UsageError, match=r"a whole pass, went by .* the loop lacks peer\.step\(\) after optimizer"
+    ):
         list(peer.until_done([1, 2]))
+
+
+def test_a_loop_that_counts_no_step_is_told_which_line_it_lacks(kit: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = model()
+    optimizer = torch.optim.SGD(made.parameters())
+    with sottovoce.join(made, kit, every=1, keep=[optimizer]) as peer:
+        for _ in range(20):
+            assert not caplog.messages
+            optimizer.step()
+        (said,) = caplog.messages
+        assert said.endswith("none was counted: the loop lacks peer.step() after optimizer.step()")
+        batches = peer.until_done([1, 2])
+        with pytest.raises(sottovoce.UsageError, match=r"2 batches, and a whole pass, .* lacks peer\.step\(\)"):
+            list(batches)
+        peer.step()
+        optimizer.step()
+        assert "the loop lacks" not in caplog.messages[-1]
 
 
 def test_another_thread(peer: sottovoce.Peer) -> None:
@@ -481,7 +500,10 @@ def test_resuming_with_other_things(kit: Path) -> None:
     with pytest.raises(sottovoce.StateError, match=re.escape("keep[0] (SGD) does not take the state that it had")):
         sottovoce.join(model(), kit, every=1, keep=[other]).__enter__()
     wider = nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 1))
-    with pytest.raises(sottovoce.StateError, match="model"):
+    sizes = (
+        "another model: it has 19 parameters (0.weight: 3×2), and this one 21 (there 5×2); start again what began it"
+    )
+    with pytest.raises(sottovoce.StateError, match=re.escape(sizes)):
         sottovoce.join(wider, kit, every=1, keep=[optimizer]).__enter__()
     with sottovoce.join(made, kit, every=1, keep=[optimizer]) as peer:
         assert peer.steps == 1
