@@ -27,6 +27,7 @@ import codecs
 import difflib
 import errno
 import re
+from collections.abc import Iterable
 
 from peer.foreign_text import printable
 
@@ -113,8 +114,13 @@ def _did_you_mean(value: object, key: str | None, valid: str) -> str:
     unknown key; empty where none is alike."""
     written = value if isinstance(value, str) else "" if value is not None or key is None else key.rpartition(".")[2]
     names = [name.strip('"') for name in re.split(r", (?:or )?| or ", valid)]
-    close = difflib.get_close_matches(written, [name for name in names if re.fullmatch(r"[\w.-]+", name)], n=1)
-    return f"; did you mean {close[0]}?" if close and close[0] != written else ""
+    close = closest(written, (name for name in names if re.fullmatch(r"[\w.-]+", name)))
+    return f"; did you mean {close}?" if close and close != written else ""
+
+
+def closest(written: str, names: Iterable[str]) -> str | None:
+    """Return the name that is spelt most like what was written; None where none is alike."""
+    return next(iter(difflib.get_close_matches(written, [*names], n=1)), None)
 
 
 class SecurityError(SottoError):

@@ -8,7 +8,8 @@ lock, must be a plain file of this user.
 What a kill interrupts stays as .NAME.X.part. Patterns of pathlib match names that begin with a dot, too, but none for
 finished files matches this one; the next writer of the same file removes it.
 
-All functions raise OSError.
+All functions that write raise OSError. The last ones say what lies near a path or module that is not there, as a clause
+of the sentence on that.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import importlib.util
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
+
+from peer.errors import closest
 
 _UNFINISHED = ".part"
 _NO_FOLDERS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
@@ -124,3 +130,46 @@ def make_own_folder(path: Path, mode: int = 0o777) -> None:
         raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
     if mode & 0o077 == 0 and found.st_mode & 0o077:
         raise PermissionError(errno.EPERM, "other users can enter it", str(path))
+
+
+def instead_of(path: Path) -> str:
+    """Return which path is spelt most like one that is not there, or what is where it would begin; empty where nothing
+    is, and for a path that is there."""
+    if path.exists():
+        return ""
+    written = path
+    while not path.parent.is_dir():
+        path = path.parent
+    try:
+        names = sorted(each.name for each in path.parent.iterdir() if not each.name.startswith("."))
+    except OSError:
+        return ""
+    if path.suffix:
+        names = [name for name in names if Path(name).suffix == path.suffix] or names
+    held = f"; {path.parent.absolute()} holds {', '.join(names[:5])}{', …' * (len(names) > 5)}"
+    close = _closest(path.name, names)
+    if close is None:
+        return held if names else ""
+    meant = path.with_name(close) / written.relative_to(path)
+    return f"; did you mean {meant if meant.exists() else path.with_name(close)}?"
+
+
+def missing_module(name: str) -> str | None:
+    """Return a remedy where there is no such module, in a package or in the working directory; None if it is there."""
+    folders, known = [*sys.path, os.getcwd()], ""
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, folders) or (importlib.util.find_spec(part) if part and not known else None)
+        if spec is None:
+            near = (path.stem for folder in (folders if known else folders[-1:]) for path in Path(folder).glob("*"))
+            close = _closest(part, near)
+            meant = None if close is None else f"; did you mean {known}{close}?"
+            return meant or "; start in the folder that contains it, or install it"
+        folders, known = [*(spec.submodule_search_locations or ())], f"{known}{part}."
+    return None
+
+
+def _closest(written: str, names: Iterable[str]) -> str | None:
+    """Return the name that is spelt most like what was written, suffixes apart; None where none is alike."""
+    by_stem = {Path(name).stem: name for name in names}
+    close = closest(Path(written).stem, by_stem)
+    return None if close is None else by_stem[close]

@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "foreign_values": {"errors"},
     "native": {"errors"},
     "proto": set(),
-    "files": set(),
+    "files": {"errors"},
     "records": set(),
     "protocol": set(),
     "random": {"native"},
@@ -47,7 +47,7 @@ ROOMS: dict[str, set[str]] = {
         "wire",
     },
     "run": {
-        "compress", "config", "errors", "gossip", "native", "net", "node", "random", "records", "state",
+        "compress", "config", "errors", "files", "gossip", "native", "net", "node", "random", "records", "state",
         "train", "wire",
     },
     "simulate": {
@@ -76,7 +76,9 @@ ROOMS: dict[str, set[str]] = {
         "wire",
     },
     "trackers": {"errors", "records", "report", "state"},
-    "watch": {"config", "errors", "foreign_text", "foreign_values", "ops", "records", "report", "run", "state"},
+    "watch": {
+        "config", "errors", "files", "foreign_text", "foreign_values", "ops", "records", "report", "run", "state",
+    },
     "cli": {
         "compress", "config", "daemon", "errors", "files", "foreign_text", "gossip", "lab",
         "library", "links", "net", "ops", "planning", "records", "report", "run", "simulate", "state", "terminal",

@@ -13,6 +13,7 @@ import click
 from peer.cli.app import SottoCommand, print_json, tell
 from peer.cli.options import json_option, newest_run
 from peer.errors import ConfigError, SottoError, StateError
+from peer.files import instead_of
 
 if TYPE_CHECKING:
     from peer.report.comparison import Contender
@@ -111,7 +112,7 @@ def export(
     sources = sources or (newest_run(or_device=True),)
     for each in sources:
         if not each.exists():
-            raise StateError(f"{each}: no such folder")
+            raise StateError(f"{each}: no such folder{instead_of(each)}")
     from peer.terminal import telling
     from peer.train.startup import quick_imports
 

@@ -48,13 +48,15 @@ def run(
       SOTTO_PEER__LISTEN=0.0.0.0:7800 sotto run -v
     """
     raise_log_level()
+    if (script := named_script(words, module)) is not None:
+        script.refuse_missing()
     config_file = config_file or own_file()
     config, base = load_peer(config_file, settings)
     # The code of a task may change the working directory.
     file, base = config_file.absolute(), base.absolute()
     # Also the import below takes long enough for a signal to come.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if (script := named_script(words, module)) is not None:
+    if script is not None:
         return _run_script(script, config, file, settings, base, deal=deal)
     # Imported once the configuration is known to be sound: torch takes most of the time of a start.
     with quick_imports(), telling(lambda: "loads its libraries", every_s=STARTING_S):

@@ -13,6 +13,7 @@ import click
 from peer.cli.app import SottoCommand, StopOnSignal, tell
 from peer.cli.options import json_option
 from peer.errors import StateError
+from peer.files import instead_of
 
 if TYPE_CHECKING:
     from peer.trackers.follow import Follower
@@ -64,7 +65,7 @@ def track(directory: Path, kinds: tuple[str, ...], every: int, follow: bool, as_
     for kind in kinds:
         require(kind)
     if not directory.is_dir():
-        raise StateError(f"{directory}: no such folder; `sotto up` and `sotto simulate` make run folders")
+        raise StateError(f"{directory}: no such folder; `sotto up` and `simulate` make them{instead_of(directory)}")
     follower = Follower(directory, every=every)
     # Some trackers greet on stdout, where results go.
     with redirect_stdout(sys.stderr), closing(follower), StopOnSignal() as stop:

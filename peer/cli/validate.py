@@ -40,7 +40,7 @@ def validate(
     findings = [*run_plan.validate_config(config, base, count), *run_plan.missing_here(config, base)]
     failed = any(finding.level == "error" for finding in findings)
     data: dict[str, tuple[str, ...]] = {}
-    if read_data:
+    if read_data and not failed:
         from peer.train.tasks import read_all_data
 
         data = read_all_data(config, base)

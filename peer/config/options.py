@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from peer.config import schema
 from peer.errors import ConfigError, why_not_utf8
+from peer.files import instead_of
 from peer.foreign_text import normal_name
 from peer.foreign_values import parse_toml
 
@@ -754,6 +755,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             problem = f"no such file here; name one: --config {' or '.join(map(str, others))}"
         else:
             problem = "no such file; `sotto init` writes one, and `sotto join` does with an invitation"
+            problem += instead_of(path)
         raise ConfigError(problem, file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from None

@@ -17,6 +17,7 @@ from types import CodeType, ModuleType
 from typing import TextIO, cast
 
 from peer.errors import ConfigError, TaskError, UsageError
+from peer.files import instead_of, missing_module
 
 log = logging.getLogger("sotto")
 
@@ -46,20 +47,22 @@ class Script:
         return self.name.rpartition(".")[2] if self.is_module else Path(self.name).stem
 
     def refuse_missing(self) -> None:
-        """Raise ConfigError where there is no such file."""
+        """Raise ConfigError where there is no such file or module."""
+        if self.is_module and (remedy := missing_module(self.name)) is not None:
+            raise ConfigError(f"there is no such module as {self.name}{remedy}", key="-m")
         if not self.is_module and not Path(self.name).is_file():
-            raise ConfigError("there is no such script", file=self.name)
+            raise ConfigError("there is no such script" + instead_of(Path(self.name)), file=self.name)
 
     def program(self, peer: str, output: TextIO | None = None) -> Program:
         """Return it as the program of a peer of that name. `output`: where it prints; None: as this process does.
 
         Raises ConfigError where there is no such script, and what reading it raises.
         """
+        self.refuse_missing()
         module = ModuleType("__main__")
         if self.is_module:
             code = self._of_module(module)
         else:
-            self.refuse_missing()
             file = Path(self.name).absolute()
             code, module.__file__ = compile(file.read_bytes(), str(file), "exec"), str(file)
         first = module.__file__ if self.is_module else self.name

@@ -10,6 +10,7 @@ from pathlib import Path
 from peer.config.options import Config, PeerAddress
 from peer.config.writer import moved, refuse_existing, with_path, write_bytes, write_peer_file
 from peer.errors import ConfigError
+from peer.files import instead_of
 from peer.net.address import dialled_address, is_loopback, why_no_name
 from peer.net.security.authority import CA_DAYS, PEER_DAYS, CertificateAuthority, Issued
 from peer.net.security.certificates import Role
@@ -30,7 +31,7 @@ def peer_files(directory: Path) -> list[Path]:
     files = [*directory.glob("peers/peer-*/peer.toml"), *directory.glob("peer-*/peer.toml")]
     if not files:
         problem = "contains no peers (peer-*/peer.toml)" if directory.is_dir() else "no such folder"
-        raise ConfigError(problem, file=str(directory))
+        raise ConfigError(problem + instead_of(directory), file=str(directory))
     return sorted(files, key=lambda file: (len(file.parent.name), file.parent.name))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from peer.config.options import Config, PeerAddress, load
 from peer.config.writer import write_bytes, write_peer_file
 from peer.errors import ConfigError, SecurityError
+from peer.files import instead_of
 from peer.net.address import dialled_address, is_loopback, split_address, why_no_name
 from peer.net.security.authority import PEER_DAYS, CertificateAuthority
 from peer.net.security.certificates import Identity, Place, identify, is_signed_by, parse_certificate, public_key
@@ -277,7 +278,8 @@ def any_peer_file(directory: Path) -> tuple[Config, Path]:
     files = sorted(directory.glob(f"peer-*/{CONFIG_FILE}"))
     if not files:
         problem = "contains no peers (peer-*/peer.toml)" if directory.is_dir() else "no such folder"
-        raise ConfigError(f"{problem}; `sotto init cluster {directory} --peers N` writes them", file=str(directory))
+        problem += f"; `sotto init cluster {directory} --peers N` writes them{instead_of(directory)}"
+        raise ConfigError(problem, file=str(directory))
     return max(((load(file, environment={}), file) for file in files), key=lambda pair: pair[0].num_peers)
 
 

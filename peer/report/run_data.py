@@ -18,6 +18,7 @@ from typing import Any
 from peer.config.options import load
 from peer.config.writer import render
 from peer.errors import ConfigError, StateError
+from peer.files import instead_of
 from peer.foreign_values import parse_toml
 from peer.records import RoundRecord
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary, measured
@@ -81,7 +82,7 @@ def load_run(directory: Path) -> RunData:
     """Return the content of a run folder or a cluster folder. Raises StateError if it has neither summary nor metrics,
     or metrics of which none can be read."""
     if not directory.is_dir():
-        raise StateError(f"{directory}: no such folder; `sotto up` and `sotto simulate` make run folders")
+        raise StateError(f"{directory}: no such folder; `sotto up` and `simulate` make them{instead_of(directory)}")
     data = read_frame(directory)
     svg = directory / "graph.svg"
     if svg.exists():

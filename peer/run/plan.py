@@ -7,18 +7,15 @@ that `sotto lab validate` answers at once.
 from __future__ import annotations
 
 import enum
-import importlib.util
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from peer import compress, gossip
 from peer.compress.bound import BoundedCompressor
 from peer.config.options import OWN_LOOP, VOTE, Config, TrainingOptions
 from peer.errors import ConfigError, why_not_utf8
+from peer.files import instead_of, missing_module
 from peer.gossip import topology, validate
 from peer.gossip.averaging_rate import default_averaging_rate
 from peer.gossip.base import AlgorithmSpec, GraphNeed
@@ -273,12 +270,12 @@ def missing_here(config: Config, base: Path) -> Iterator[validate.Objection]:
     read. Raises ConfigError for a task that does not exist."""
     name, directory = config.training.task, config.data.directory
     module, _, function = name.partition(":")
-    if function and not _can_be_imported(module):
-        sentence = f"there is no module {module} here; start in the folder that contains it, or install it"
-        yield validate.Objection("error", "training.task", sentence)
+    if function and (remedy := missing_module(module)) is not None:
+        yield validate.Objection("error", "training.task", f"there is no module {module} here{remedy}")
     if directory is not None and not (base / directory).exists():
         makes = "; make that folder, where the task fills it by itself" if function else ""
-        yield validate.Objection("error", "data.directory", f"there is no {base / directory} on this device{makes}")
+        sentence = f"there is no {(base / directory).resolve()} on this device{instead_of(base / directory)}{makes}"
+        yield validate.Objection("error", "data.directory", sentence)
     elif function or name == OWN_LOOP or not task_info(name).reads_files:
         return
     elif directory is not None and (base / directory).is_dir() and not any((base / directory).iterdir()):
@@ -286,16 +283,6 @@ def missing_here(config: Config, base: Path) -> Iterator[validate.Objection]:
     elif directory is None:
         sentence = f"is missing; name the folder with the data of task {name}: --set data.directory=FOLDER"
         yield validate.Objection("error", "data.directory", sentence)
-
-
-def _can_be_imported(module: str) -> bool:
-    """Return whether a module is there, in a package or beside the configuration, without executing any."""
-    first, *rest = module.split(".")
-    path = [*sys.path, os.getcwd()]
-    spec = PathFinder.find_spec(first, path) or importlib.util.find_spec(first)
-    for part in rest:
-        spec = None if spec is None else PathFinder.find_spec(part, spec.submodule_search_locations or [])
-    return spec is not None
 
 
 def _address_findings(config: Config) -> Iterator[validate.Objection]:
@@ -579,7 +566,8 @@ def _read_graph(path: Path) -> GraphFile:
     except UnicodeDecodeError as error:
         raise ConfigError(why_not_utf8(error), key="graph.file", value=str(path)) from None
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", key="graph.file", value=str(path)) from None
+        problem = f"cannot be read: {error.strerror}{instead_of(path)}"
+        raise ConfigError(problem, key="graph.file", value=str(path)) from None
 
 
 def final_rounds(config: Config, schedule: Schedule) -> int:

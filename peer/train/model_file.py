@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from peer.errors import DataError
-from peer.files import replacing, safetensors_head, write_whole
+from peer.files import instead_of, replacing, safetensors_head, write_whole
 from peer.records import ModelForm, ModelParts
 from peer.wire.start_model import Entry, StartModel
 
@@ -243,7 +243,7 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield file
     except FileNotFoundError:
-        raise DataError(f"model file {path} does not exist") from None
+        raise DataError(f"model file {path} does not exist{instead_of(path)}") from None
     except OSError as error:
         raise DataError(f"model file {path} cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:

@@ -18,6 +18,7 @@ from torch import nn
 
 from peer.config.options import OWN_LOOP, Config
 from peer.errors import ConfigError, DataError
+from peer.files import missing_module
 from peer.random import SHARED, Purpose, stream
 from peer.train import listed
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
@@ -520,7 +521,7 @@ def _import(name: str) -> Callable[..., Any]:
                     f"training.task: module {module_name} needs {error.name}, which is not installed"
                 ) from error
             raise ConfigError(
-                f"module {error.name} was not found; start in the folder that contains it, or install it",
+                f"module {error.name} was not found{missing_module(module_name) or ''}",
                 key="training.task",
                 value=name,
             ) from None

@@ -17,6 +17,7 @@ from typing import Any
 from peer.config import options as configuration
 from peer.config.options import OWN_LOOP, Config
 from peer.errors import ConfigError, SecurityError, SottoError, StateError
+from peer.files import instead_of
 from peer.foreign_text import printable
 from peer.ops import collect, standing
 from peer.ops.collect import Member
@@ -311,7 +312,7 @@ def open_observer(place: Path) -> Observer:
     if place.is_file():
         return _of_peer(place)
     if not place.is_dir():
-        raise StateError(f"{place}: no such folder; name a run folder, a cluster folder or a peer.toml")
+        raise StateError(f"{place}: no such folder; name that of a run, device or cluster{instead_of(place)}")
     if collect.is_cluster(place):
         return Observer("cluster", collect.members_of(place), place)
     if collect.is_cluster(place / "peers"):

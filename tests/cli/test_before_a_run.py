@@ -134,9 +134,12 @@ def test_lists_are_complete_sentences_and_json(what: str) -> None:
         (("training.task=pets:make_task",), "training.task", "there is no module pets here"),
         (("training.task=peer.pets:make_task",), "training.task", "there is no module peer.pets here"),
         (("training.task=cifar10",), "data.directory", "the folder with the data of task cifar10"),
-        (("training.task=cifar10", "data.directory=nowhere"), "data.directory", "there is no nowhere on this device"),
+        (("training.task=cifar10", "data.directory=nowhere"), "data.directory", "/nowhere on this device"),
         (("training.task=text", "data.directory=nothing"), "data.directory", "there is nothing in nothing"),
-        (("data.directory=nowhere",), "data.directory", "there is no nowhere on this device"),
+        (("data.directory=nowhere",), "data.directory", "/nowhere on this device; "),
+        (("data.directory=nothign/cats",), "data.directory", "on this device; did you mean nothing?"),
+        (("data.directory=nothing/../cast.py",), "data.directory", "on this device; did you mean nothing/../cats.py?"),
+        (("training.task=cast:make_task",), "training.task", "there is no module cast here; did you mean cats?"),
     ],
 )
 def test_a_task_or_data_that_are_not_here_are_not_valid(

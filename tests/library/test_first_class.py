@@ -338,6 +338,12 @@ def test_samples_without_a_number_cannot_be_dealt(tmp_path: Path) -> None:
     [
         (["up", "nothing.py"], "nothing.py: there is no such script"),
         (["simulate", "-m", "no.such.module", "-n", "2"], "-m: there is no such module"),
+        (["up", "onw.py"], "onw.py: there is no such script; did you mean own.py?"),
+        (["run", "onw.py"], "onw.py: there is no such script; did you mean own.py?"),
+        (["simulate", "kist/own.py"], "kist/own.py: there is no such script; did you mean kits?"),
+        (["up", "train"], "train: there is no such script; "),
+        (["up", "-m", "onw"], "-m: there is no such module as onw; did you mean own?"),
+        (["simulate", "-m", "kits.ottter"], "-m: there is no such module as kits.ottter; did you mean kits.otter?"),
         (["simulate", "own.py", "--stacked"], "--stacked: cannot be used with a script"),
         (["up", "own.py", "--resume", "x"], "--resume: is not the folder of a run"),
         (["up", "own.py", "--lr", "1"], "--lr"),
@@ -347,6 +353,8 @@ def test_wrong_command_lines_get_a_sentence(
     script: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], part: str
 ) -> None:
     monkeypatch.chdir(script.parent)
+    Path("kits").mkdir()
+    Path("kits/otter.py").touch()
     found = sotto(*words)
     assert found.exit_code == 2
     assert part in found.stderr.splitlines()[-1]

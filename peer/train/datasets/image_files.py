@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from peer.errors import DataError
+from peer.files import instead_of
 
 _MAX_ITEMS = 2**20
 """Images of one IDX file: far above any data set in that format, and 822 MB of pixels."""
@@ -123,7 +124,7 @@ def averaged_down(images: torch.Tensor, size: int) -> torch.Tensor:
 def _folder(directory: str | Path) -> Path:
     path = Path(directory).expanduser()
     if not path.exists():
-        raise DataError(f"data.directory: {path} does not exist")
+        raise DataError(f"data.directory: {path.absolute()} does not exist{instead_of(path)}")
     return path
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from peer.errors import DataError
+from peer.files import instead_of
 from peer.foreign_text import normal_name
 from peer.train.data import Batch, ImageData
 
@@ -217,7 +218,7 @@ def require_pillow() -> None:
 
 def _find_root(directory: Path) -> Path:
     if not directory.is_dir():
-        raise DataError(f"data.directory: the folder {directory} does not exist")
+        raise DataError(f"data.directory: the folder {directory} does not exist{instead_of(directory)}")
     for root in (directory, *sorted(entry for entry in directory.iterdir() if entry.is_dir())):
         if (root / "train").is_dir() and any((root / name).is_dir() for name in ("val", "test")):
             return root
