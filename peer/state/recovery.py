@@ -158,7 +158,8 @@ class StateFiles:
         expected = self._expected(protocol, is_named)
         for key, value in self._identity.items():
             if found.get(key) != expected[key]:
-                there, here = (_DIGEST.sub(r"\1", str(each))[:40] for each in (found.get(key), value))
+                told = str(found.get(key)).removeprefix(expected[key].removesuffix(value))
+                there, here = (_DIGEST.sub(r"\1", each)[:40] for each in (told, value))
                 apart = f"{key} {there!r}, but this peer has {here!r}"
                 if _DIGEST.fullmatch(value):
                     apart = f"another {key}{' ([graph] or [[peers]] has changed)' if key == 'graph' else ''}"

@@ -175,7 +175,7 @@ def keep_model_form(trainer: PeerTrainer, disk: Disk) -> None:
             shapes = ["×".join(map(str, each.get(name, ()))) or "missing" for each in (there, here)]
             now = f"this one {sizes[1]:,} (there {shapes[1]})"
             what = f"it has {sizes[0]:,} parameters ({name}: {shapes[0]}), and {now}"
-            raise StateError(f"the state belongs to another model: {what}; {WAYS_ON}")
+            raise StateError(f"{disk.where('')}: the state belongs to another model: {what}; {WAYS_ON}")
         return
     form, frozen = parts
     if frozen:
