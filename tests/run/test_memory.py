@@ -83,7 +83,7 @@ def start(arguments: Sequence[str], *, late_s: float = 0.0, group: Path | None =
 
 
 @measures
-@pytest.mark.parametrize("algorithm", ["quant-sgp", "low-rank", "allreduce"])
+@pytest.mark.parametrize("algorithm", ["quant-sgp", "low-rank", "compressed-allreduce", "allreduce"])
 def test_scripts_keep_to_the_budget(tmp_path: Path, algorithm: str) -> None:
     # What is imported and made once has to be there.
     small, large = (write_pair(tmp_path, algorithm, name) for name in ("small", "large"))
