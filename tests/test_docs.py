@@ -20,6 +20,8 @@ from peer.cli.app import EXIT_CODES
 from peer.compress import COMPRESSORS
 from peer.config import options as config
 from peer.gossip.graphs import FAMILIES
+from peer.lab.description import read_description
+from peer.lab.sweep.sweep import Sweep, cells
 from peer.library.peer import Peer
 from tests.test_layers import ROOMS
 
@@ -96,6 +98,32 @@ def test_keys_that_are_named_exist(page: Path) -> None:
         is_other = section == "peer" and (is_module(key) or hasattr(Peer, key))
         if key not in ("toml", "pem", "key", "py", "safetensors") and not is_other:
             assert key in config.SECTIONS[section].model_fields, f"{section}.{key}"
+
+
+CONFIGURATIONS = [
+    pytest.param(text, id=f"{page.name}: {text.splitlines()[0]}")
+    for page in PAGES
+    for text in re.findall(r"^```toml\n(\[.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+]
+"""What begins with a section is part of a peer's file; studies and sweeps begin with a name."""
+
+
+@pytest.mark.parametrize("text", CONFIGURATIONS)
+def test_a_configuration_that_it_shows_is_valid(text: str, tmp_path: Path) -> None:
+    (tmp_path / "peer.toml").write_text(text)
+    shown = config.load(tmp_path / "peer.toml", environment={})
+    assert shown != config.load(environment={})
+
+
+def test_there_are_configurations_to_check() -> None:
+    assert len(CONFIGURATIONS) >= 8
+
+
+def test_the_sweep_that_is_shown_has_its_cells(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "links.md").read_text(encoding="utf-8")
+    (grid,) = re.findall(r"^```toml\n([^`]*?\[axes\].*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "grid.toml").write_text(grid)
+    assert len(cells(read_description(Sweep, tmp_path / "grid.toml"))) == 2 * 2 * 2 * 3
 
 
 def test_the_features_list_every_algorithm_and_compressor() -> None:
