@@ -50,7 +50,7 @@ from peer.simulate.rounds import Simulator
 from peer.wire.message import Message, MessageKind
 from tests.node.local_steps import KeptSteps, Step
 from tests.stress.chaos import parse_seeds
-from tests.stress.faults.scenario import CASES, Scenario
+from tests.stress.faults.scenario import BY_NAME, CASES, Scenario
 from tests.stress.faults.training import VirtualTraining
 from tests.stress.faults.world import SimulationFailed, World
 
@@ -83,7 +83,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 PAIRS = ("ad-psgd", "moniqua-ad-psgd")
 LATE = tuple(name for name in ALGORITHMS if name not in PAIRS and gossip.ALGORITHMS[name].spec.tolerates_late)
 """Those that may go on without a late neighbour."""
-JOINS = tuple(sorted({case.algorithm for case in CASES}))
+JOINS = tuple(sorted({case.algorithm for case in CASES} | (BY_NAME.keys() & ALGORITHMS.keys())))
 """Those whose members change in `tests.stress.faults`."""
 ABSENCE_S = 1200.0
 UNITS = (70.0, 0.07, 0.0, 0.7, 7.0)
@@ -326,11 +326,16 @@ def with_changing_members(algorithm: str, seed: int, rounds: int) -> Row:
     row, started = Row(), time.monotonic()
     with watching(row), patch("tests.stress.faults.scenario.VirtualTraining", OddTraining):
         try:
-            World(Scenario(seed, rounds)).run()
+            World(changing(algorithm, seed, rounds)).run()
         except SimulationFailed as failure:
             row.ended = failure.problem
     row.seconds = time.monotonic() - started
     return row
+
+
+def changing(algorithm: str, seed: int, rounds: int) -> Scenario:
+    """Return a scenario of an algorithm that it names, or of the one that the seed stands for."""
+    return Scenario(seed, rounds, name=algorithm if algorithm in BY_NAME else None)
 
 
 Runs = Iterator[tuple[str, Callable[[], Row]]]
@@ -356,7 +361,7 @@ def honest(algorithm: str, seed: int, rounds: int) -> Runs:
 
 
 def _is_of(algorithm: str, seed: int) -> bool:
-    scenario = Scenario(seed, 60)
+    scenario = changing(algorithm, seed, 60)
     return scenario.case.algorithm == algorithm and bool(scenario.happenings)
 
 
