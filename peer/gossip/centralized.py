@@ -208,11 +208,11 @@ class ParameterServer(Algorithm):
 
 
 def step_reach(gradient_norm: float, rate: float, momentum: MomentumRule, x: FloatArray) -> float:
-    """Return how far a gradient of that norm would move x if it were the mean. Adam's steps have a length of their own,
-    as long as it can square the numbers."""
-    if momentum.bounds_steps:
+    """Return how far a gradient of that norm would move x in its round if it were the mean. Adam's steps have a length
+    of their own, as long as it can square the numbers."""
+    if not momentum.first_step:
         return 0.0 if gradient_norm < math.sqrt(np.finfo(x.dtype).max) else math.inf
-    return rate * gradient_norm
+    return momentum.first_step * rate * gradient_norm
 
 
 def step_by_mean_(

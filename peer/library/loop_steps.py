@@ -90,9 +90,9 @@ class RuleOfScript(Momentum):
         self._step_by_mean_ = step_by_mean_
 
     @property
-    def bounds_steps(self) -> bool:
-        """True: how far an optimizer moves does not follow from the length of a gradient."""
-        return True
+    def first_step(self) -> float:
+        """0: how far an optimizer moves does not follow from the length of a gradient."""
+        return 0.0
 
     def direction(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
         """Let the script step from z: float[n], and return zeros: z is the model after that."""

@@ -66,9 +66,12 @@ class Momentum:
         return self.kind in ("qg", "qg-nesterov")
 
     @property
-    def bounds_steps(self) -> bool:
-        """Whether a direction has a length of its own, however long the gradients are."""
-        return self.kind in ("adam", "adamw")
+    def first_step(self) -> float:
+        """How many times as long as a gradient its part of the direction is; 0 where a direction has a length of its
+        own, however long the gradients are."""
+        if self.kind in ("adam", "adamw"):
+            return 0.0
+        return 1.0 + self.beta if self.kind in ("nesterov", "qg-nesterov") else 1.0
 
     def direction_(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
         """Return `direction(gradient, z)`; it takes the memory of the gradient if it needs any."""

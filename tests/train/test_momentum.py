@@ -27,6 +27,21 @@ def test_heavy_ball_and_nesterov():
     assert [float(nesterov.direction(v, z)[0]) for v in g] == pytest.approx([1.9, 2 + 0.9 * 2.9])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_long_the_part_of_a_new_gradient_is(kind: str) -> None:
+    z, g = np.zeros(1), np.array([3.0])
+    fresh, kept = Momentum(kind, beta=0.8), Momentum(kind, beta=0.8)
+    if kind in ("adam", "adamw"):
+        assert fresh.first_step == 0.0
+        assert np.allclose(fresh.direction(g, z), kept.direction(1000.0 * g, z))
+        return
+    assert np.allclose(fresh.direction(g, z), fresh.first_step * g)
+    kept.direction(np.ones(1), z)
+    beside = Momentum(kind, beta=0.8)
+    beside.restore(kept.state())
+    assert np.allclose(kept.direction(1.0 + g, z) - beside.direction(np.ones(1), z), kept.first_step * g)
+
+
 @pytest.mark.parametrize("kind", ["qg", "qg-nesterov"])
 def test_quasi_global_momentum_follows_what_the_round_did_to_z(kind):
     m = Momentum(kind, beta=0.9, mu=0.8)
