@@ -109,6 +109,7 @@ def plan(
       sotto lab plan --config run.toml --link lte --write planned.toml
       sotto lab plan --parameters 11000000 --link dsl --step-seconds 0.5 --json
     """
+    from peer.config.options import OWN_LOOP
     from peer.train.startup import quick_imports
 
     named = [parameters is not None, model is not None, task is not None or config_file is not None]
@@ -159,7 +160,10 @@ def plan(
         balanced = () if classes != 0 and situation.skew > 0 else ("training.class_balance=0.0",)
         return load_config(config_file, (*settings, *extra, *balanced), num_peers=num_peers)[0]
 
-    new_job = _new_job(config.training.task if has_task else setting.tasks[0], count, config.training.local_steps)
+    # Nothing says that so many parameters are those of an image model: a script trains any.
+    guess = setting.tasks[0] if setting.tasks and parameters is None else OWN_LOOP
+    job = config.training.task if has_task else guess
+    new_job = _new_job(job, count, config.training.local_steps)
     with telling(lambda: "measures messages of that size", partial(click.echo, err=True)):
         found = planner.make_plan(situation, all_evidence, setting, lambda extra: configured(tuple(extra)), base)
     written = None
@@ -171,9 +175,11 @@ def plan(
 
         write_peer_file(output, configured(own.option.settings), force=force)
         written = str(output)
+    if job not in setting.tasks:
+        notes.append(f"not known: how many rounds such a job needs; they are those of {setting.title}")
     notes += [
         *(f"not known: {limit}" for limit in setting.limits),
-        f"a job without a file begins with {', '.join(new_job['settings'])} ({new_job['measured']})",
+        f"a job without a file ({job}) begins with {', '.join(new_job['settings'])} ({new_job['measured']})",
     ]
     if as_json:
         print_json(_document(found, notes) | {"new_job": new_job, "written": written})

@@ -175,6 +175,13 @@ def test_the_planner_shows_the_same_choice() -> None:
     assert shown["measured"] == row["measured"]
 
 
+def test_the_planner_takes_no_unnamed_model_for_one_of_images() -> None:
+    call = ("lab", "plan", "--peers", "8", "--link", "1mbit", "--step-seconds", "0.1", "--parameters", "20000")
+    shown = json.loads(sotto(*call, "--json").stdout)
+    assert shown["new_job"]["measured"] == choices("loop", 8)[0]["measured"]
+    assert any(note.startswith("not known: how many rounds such a job needs") for note in shown["notes"])
+
+
 def test_the_pages_name_the_same_choice() -> None:
     def settings(task: str) -> dict[str, Any]:
         return {f"{name}.{key}": value for name, key, value, _ in choices(task, 3)[0]["settings"]}
