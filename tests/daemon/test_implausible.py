@@ -40,9 +40,11 @@ async def _remove(devices: Devices, caplog: pytest.LogCaptureFixture) -> None:
 async def _name_and_remove(devices: Devices, caplog: pytest.LogCaptureFixture) -> None:
     await devices.until(lambda: "peer-2 broke the protocol: sent what no honest peer does" in caplog.text)
     await devices.settled(lambda: sum(devices.participant(peer).round for peer in HONEST))
+    # The liar goes on lying, until it hears that it is out.
+    liar = devices.tasks.pop(LIAR)
     answer = await devices.remove(VICTIM, "peer-2")
     await devices.until(lambda: all(devices.participant(peer).round > answer["from"] + 3 for peer in HONEST))
-    devices.tasks[LIAR].cancel()
-    await asyncio.wait([devices.tasks.pop(LIAR)])
+    liar.cancel()
+    await asyncio.wait([liar])
     devices.daemons.pop(LIAR).close()
     await devices.stop(*HONEST)

@@ -359,8 +359,10 @@ def test_the_form_follows_the_code_until_the_run_has_begun(tmp_path: Path) -> No
         assert form is not None
         assert [*form.entries] == [*model.state_dict()]
     begin(disk, 20)
-    code = Code(nn.Linear(5, 5))
     keep_model_form(code, disk)
+    other: Any = Code(nn.Linear(5, 5))
+    with pytest.raises(StateError, match=r"it has 8 parameters \(1.weight: 2×3\), and this one 30 \(there missing\)"):
+        keep_model_form(other, disk)
     assert MODEL_FORM.read(disk) == form
     assert {*load_file(tmp_path / FROZEN_FILE)} == {"0.weight", "0.bias"}
 
