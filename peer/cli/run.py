@@ -14,7 +14,7 @@ from peer.cli.app import SottoCommand, raise_log_level
 from peer.cli.options import config_option, load_peer, own_file, script_options, set_option
 from peer.library.script import Script, log_failure, named_script
 from peer.terminal import STARTING_S, telling
-from peer.train.startup import complete_torch, quick_imports
+from peer.train.startup import load_postponed, quick_imports
 
 if TYPE_CHECKING:
     from peer.config.options import Config
@@ -79,7 +79,7 @@ def _run_script(
         from peer.train.own_task import UserCode
 
         # The process that peers are forked from has left some of it out.
-        complete_torch()
+        load_postponed()
 
     os.environ[FILE] = str(file)
     if deal:

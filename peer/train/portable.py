@@ -23,7 +23,7 @@ from peer.errors import ConfigError, DataError
 from peer.files import replacing
 from peer.random import SHARED, Purpose, stream
 from peer.train.own_task import OwnTask
-from peer.train.startup import complete_torch
+from peer.train.startup import load_postponed
 from peer.train.statistics import BATCH, SAMPLES
 from peer.train.task import Data, Task
 
@@ -84,7 +84,7 @@ def trace(model: torch.nn.Module, example: Example, name: str) -> torch.export.E
     """Return the program that a model in evaluation mode computes. Raises DataError where it cannot be traced."""
     shapes = example.dynamic_shapes
     # What `quick_imports` has postponed cannot be loaded from within an export.
-    complete_torch()
+    load_postponed()
     with _refusal(name, "torch.export"):
         program = torch.export.export(model, example.arguments, example.keywords, dynamic_shapes=shapes)
     # It would name folders of this machine, and quote the task's code.

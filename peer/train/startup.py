@@ -2,9 +2,9 @@
 
 Torch imports packages that a peer never asks for, above all the modules that describe every operator to tensors without
 data (the device "meta", torch.compile): a quarter of its import and 18 MB. Here they stay empty until something in them
-is asked for, and so do the layers of 8-bit training. Nobody asks by name for the registrations that torch's modules
-make when executed, so `complete_torch` executes all before the code of a user's own task runs, which may have such
-tensors.
+is asked for, and so do the layers of 8-bit training. `load_postponed` executes all before a user's code runs. Nobody
+asks by name for the registrations that torch's modules make when executed, and a module of an empty package, if it is
+the first that is imported, would execute its package while it is itself half done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-_OF_TORCH = (
+_POSTPONED = (
+    "peer.train.eight_bit",
     "torch._meta_registrations",
     "torch.distributed._meta_registrations",
     "torch.distributions",
@@ -32,7 +33,6 @@ _OF_TORCH = (
     "torch.profiler",
     "torch.quantization",
 )
-_POSTPONED = (*_OF_TORCH, "peer.train.eight_bit")
 _LOADING = threading.RLock()
 
 
@@ -54,9 +54,9 @@ def quick_imports() -> Iterator[None]:
             sys.meta_path.remove(finder)
 
 
-def complete_torch() -> None:
-    """Load the modules of torch that `quick_imports` has postponed."""
-    for name in _OF_TORCH:
+def load_postponed() -> None:
+    """Load the modules that `quick_imports` has postponed."""
+    for name in _POSTPONED:
         spec = getattr(sys.modules.get(name), "__spec__", None)
         if spec is not None and isinstance(spec.loader, _Later):
             spec.loader.load()

@@ -61,7 +61,7 @@ from peer.train.models.distilbert import BASE, HEAD
 from peer.train.models.gpt import GPT_SIZES
 from peer.train.next_byte import NextByte
 from peer.train.own_task import OwnTask, UserCode
-from peer.train.startup import complete_torch
+from peer.train.startup import load_postponed
 from peer.train.task import Data, Task
 from peer.train.threads import GENERATOR
 from peer.wire.data_meaning import CLASSES, meanings_of
@@ -511,7 +511,7 @@ def _import(name: str) -> Callable[..., Any]:
     # Last, so that a file beside the configuration never hides an installed package.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    complete_torch()
+    load_postponed()
     with UserCode(module_name).runs():
         try:
             module = importlib.import_module(module_name)

@@ -20,7 +20,7 @@ def run(program: str, *arguments: str, folder: Path | None = None) -> str:
 
 QUICK = """
 import gc
-from peer.train.startup import complete_torch, quick_imports
+from peer.train.startup import load_postponed, quick_imports
 
 with quick_imports():
     import torch
@@ -55,6 +55,23 @@ def test_what_is_postponed_is_loaded_when_it_is_asked_for() -> None:
     assert run(program).split() == ["False", "True", "True", "0.0"]
 
 
+def test_the_code_of_a_user_finds_no_module_empty() -> None:
+    # The import of a module within an empty package would execute the package while that module is half done.
+    program = (
+        "import sys\n"
+        "from peer.train import startup\n"
+        "with startup.quick_imports():\n"
+        "    from peer.daemon import process\n"
+        "def empty(): return [name for name in startup._POSTPONED if vars(sys.modules[name]).get('__path__')"
+        " and len(vars(sys.modules[name])) < 12]\n"
+        "print(len(empty()) > 5)\n"
+        "startup.load_postponed()\n"
+        "from sottovoce.eight_bit import convert\n"
+        "print(empty(), convert.__name__)\n"
+    )
+    assert run(program).splitlines() == ["True", "[] convert"]
+
+
 def test_a_model_is_exported_after_quick_imports() -> None:
     program = (
         "from peer.train.startup import quick_imports\n"
@@ -83,9 +100,9 @@ def test_two_threads_may_ask_at_once() -> None:
     assert run(program).split() == ["4", "1"]
 
 
-def test_complete_torch_knows_tensors_without_data() -> None:
+def test_load_postponed_knows_tensors_without_data() -> None:
     program = QUICK + (
-        "complete_torch()\ncomplete_torch()\n"
+        "load_postponed()\nload_postponed()\n"
         "x = torch.empty(3, 4, device='meta')\n"
         "print(*torch.nn.functional.linear(x, torch.empty(5, 4, device='meta')).shape)\n"
     )
