@@ -23,7 +23,7 @@ from peer.random import SHARED, Purpose, stream
 from peer.train import listed
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.datasets.clusters import clusters as make_clusters
-from peer.train.datasets.documents import WindowData, find_texts
+from peer.train.datasets.documents import END, WindowData, find_texts
 from peer.train.datasets.image_files import (
     CIFAR10,
     CIFAR100,
@@ -253,16 +253,19 @@ def text(
     context: int = 256,
     width: int = 0,
     blocks: int = 0,
+    mask_documents: bool = False,
     directory: str | None = None,
 ) -> Task:
     """Return the texts of a folder, to train a GPT on windows of `context` bytes. `width` and `blocks`: in place of the
-    model's, unless 0."""
+    model's, unless 0. `mask_documents`: no byte sees those of the documents before its own."""
     _choice("model", model, tuple(GPT_SIZES))
     _whole("context", context, 2, 65536)
     _whole("width", width, 0, 8192)
     _whole("blocks", blocks, 0, 1000)
     own_width, own_blocks = GPT_SIZES[model]
-    make = partial(gpt, width or own_width, blocks or own_blocks, context=context)
+    _truth("mask_documents", mask_documents)
+    end = END[0] if mask_documents else None
+    make = partial(gpt, width or own_width, blocks or own_blocks, context=context, end=end)
     return NextByte("text", make, find_texts(_required(directory, "texts, as .txt or .jsonl files")), context)
 
 

@@ -109,8 +109,24 @@ def test_it_learns_the_texts_of_its_folder(folder: Path) -> None:
     assert found["news"] < found["code"], "its samples are those of one folder"
 
 
-def test_many_peers_at_once_take_the_same_steps(folder: Path) -> None:
-    own = task(folder)
+def test_no_byte_sees_another_document_where_these_are_masked(folder: Path) -> None:
+    model, plain = (task(folder, mask_documents=masks).make_model() for masks in (True, False))
+    plain.load_state_dict(model.state_dict())
+    window = torch.tensor([[*b"one", 0, *b"two", 0, *b"three"]])
+    changed = window.clone()
+    changed[0, 4] = ord("T")
+    with torch.no_grad():
+        one, other, alone, seen = model(window), model(changed), plain(window[:, :4]), plain(changed)
+        assert torch.equal(one[:, :4], other[:, :4])
+        assert torch.equal(one[:, 8:], other[:, 8:])
+        assert all(not torch.equal(one[:, place], other[:, place]) for place in (4, 5, 6, 7))
+        torch.testing.assert_close(one[:, :4], alone)
+        assert not torch.equal(plain(window)[:, 8:], seen[:, 8:])
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_many_peers_at_once_take_the_same_steps(folder: Path, masks: bool) -> None:
+    own = task(folder, mask_documents=masks)
     shards = [np.arange(8), np.arange(20, 30)]
     together = StackedTrainer(own, OPTIONS, rounds=5, seed=3, shards=shards)
     z = np.tile(together.initial_vector(), (2, 1))
