@@ -1,13 +1,15 @@
 """The exchanged parameters of a user's model as one flat vector, and the refusal of models that cannot be exchanged.
 
 The parameters that require a gradient when the script joins are exchanged, in float32. They stay where they are: on any
-device, and the very tensors that the optimizer holds.
+device, and the very tensors that the optimizer holds. Those in bfloat16 or float16 get the mixed model rounded to
+nearest. What is handed over is by how far they have moved since, so that the peer's float32 model keeps what rounding
+left out; where the optimizer holds float32 masters of them, these are the model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,7 @@ from peer.train.moving import Fingerprint, FrozenParameters, fingerprint, is_exp
 from peer.wire.start_model import StartModel
 
 Vector = npt.NDArray[np.float32]
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _REFUSED_MODELS = {
     "FullyShardedDataParallel": "is sharded by FSDP, so that no process holds all of its parameters",
@@ -69,7 +72,9 @@ class ExchangedParameters:
             _refuse_parameter(name, parameter)
         shapes = [tuple(parameter.shape) for parameter in self._parameters.values()]
         self.layout = Layout.of_shapes(shapes, list(self._parameters))
-        self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
+        self._forms = {name: (each.dtype, each.shape) for name, each in self._parameters.items()}
+        self.masters: Mapping[int, torch.Tensor] = {}
+        """Identity of a rounded parameter → the float32 tensor that an optimizer trains in its place."""
         self._end: dict[str, Fingerprint] = {}
         """Fingerprints at the end of the run; empty before."""
 
@@ -85,7 +90,7 @@ class ExchangedParameters:
         """Return the name of a parameter that has other values than the run ended with, if there is one. Other types,
         as of a model that is made smaller at the end, are no other values."""
         for name, each in self.model.named_parameters():
-            is_same_kind = each.dtype == torch.float32 and each.shape == self._shapes.get(name)
+            is_same_kind = (each.dtype, each.shape) == self._forms.get(name)
             if is_same_kind and name in self._end and fingerprint(each) != self._end[name]:
                 return name
         return None
@@ -114,9 +119,9 @@ class ExchangedParameters:
                     f"parameter {name} is another tensor than when the script joined; change values in place, as"
                     " load_state_dict does"
                 )
-            if parameter.dtype != torch.float32 or parameter.shape != self._shapes[name]:
+            if (parameter.dtype, parameter.shape) != self._forms[name]:
                 raise UsageError(
-                    f"parameter {name} was float32{list(self._shapes[name])} when the script joined and is"
+                    f"parameter {name} was {_form(*self._forms[name])} when the script joined and is"
                     f" {_described(parameter)} now; use torch.autocast for other types"
                 )
 
@@ -131,32 +136,36 @@ class ExchangedParameters:
         return self._parameters
 
     def is_at(self, vector: Vector) -> bool:
-        """Whether the parameters have the values of a vector."""
-        return all(torch.equal(each.detach().cpu(), part) for each, part in self._parts(vector))
+        """Whether the parameters have the values of a vector, rounded to their types."""
+        return all(torch.equal(each.detach().cpu(), part.to(each.dtype)) for each, part in self._parts(vector))
 
     def vector(self) -> Vector:
-        """Return the values of all parameters, float32[n], in memory of their own. Raises UsageError where one is not
-        finite."""
-        return _joined(
-            {name: each.detach() for name, each in self._parameters.items()},
+        """Return the values of all parameters or their masters, float32[n], in memory of their own. Raises UsageError
+        where one is not finite."""
+        return self._joined(
+            lambda each: self.masters.get(id(each), each).detach(),
             "parameter {} holds values that are not finite, so nothing of this round is sent; lower the learning rate,"
             " clip gradients, or skip such steps as torch.amp.GradScaler does",
         )
 
     def displacement(self, base: Vector) -> Vector:
-        """Return by how much a vector is away from the parameters, float32[n], in memory of its own. Raises UsageError
-        where one of these is not finite."""
+        """Return how far the parameters have moved since they got the values of `base: float32[n]`, with the opposite
+        sign: float32[n], in memory of its own. Raises UsageError where one of them is not finite."""
         moved = self.vector()
-        return np.subtract(base, moved, out=moved)
+        for parameter, part in zip(self._parameters.values(), self.layout.slices, strict=True):
+            begun = base[part] if self._is_whole(parameter) else _rounded(base[part], parameter.dtype)
+            np.subtract(begun, moved[part], out=moved[part])
+        return moved
+
+    def _is_whole(self, parameter: nn.Parameter) -> bool:
+        """Whether the script trains it in float32."""
+        return parameter.dtype == torch.float32 or id(parameter) in self.masters
 
     def gradients(self) -> Vector:
         """Return the gradients of all parameters: float32[n], zeros where there is none, in memory of their own. Raises
         UsageError where one is not finite."""
-        return _joined(
-            {
-                name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
-                for name, p in self._parameters.items()
-            },
+        return self._joined(
+            lambda each: torch.zeros_like(each) if each.grad is None else each.grad.to_dense(),
             "the gradient of parameter {} holds values that are not finite, so nothing of this step is sent; lower the"
             " learning rate, or compute in bfloat16 rather than float16, which needs no GradScaler",
         )
@@ -173,12 +182,25 @@ class ExchangedParameters:
         return {id(each): part.to(each.device) - each.detach() for each, part in self._parts(vector)}
 
     def write(self, vector: npt.NDArray[Any]) -> None:
-        """Give all parameters their values from `vector: float32[n]`, in place."""
+        """Give all parameters and their masters their values from `vector: float32[n]`, in place."""
         if vector.dtype != np.float32 or vector.shape != (self.layout.size,):
             raise LocalProtocolError(f"{vector.dtype}{list(vector.shape)} for a model of float32[{self.layout.size}]")
         with torch.no_grad():
             for parameter, part in self._parts(vector):
                 parameter.copy_(part)
+                if id(parameter) in self.masters:
+                    self.masters[id(parameter)].copy_(part)
+
+    def _joined(self, of: Callable[[nn.Parameter], torch.Tensor], complaint: str) -> Vector:
+        """Return a tensor of each parameter as one vector, float32[n], in memory of its own. Raises UsageError with the
+        complaint about the first that is not finite."""
+        vector = np.empty(self.layout.size, np.float32)
+        for each, part in zip(self._parameters.values(), self.layout.slices, strict=True):
+            torch.from_numpy(vector[part]).view(each.shape).copy_(of(each))
+        if not math.isfinite(max_magnitude(vector)):
+            name = next(name for name, each in self._parameters.items() if not torch.isfinite(of(each)).all())
+            raise UsageError(complaint.format(name))
+        return vector
 
     def _parts(self, vector: npt.NDArray[Any]) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
         """Yield each parameter with a copy of its part of a vector, in its shape."""
@@ -249,13 +271,10 @@ class ExchangedParameters:
         return next((name for name, each in self.model.named_parameters() if id(each) in theirs), None)
 
 
-def _joined(tensors: Mapping[str, torch.Tensor], complaint: str) -> Vector:
-    """Return tensors as one vector, float32[n], in memory of its own. Raises UsageError with the complaint about the
-    first that is not finite."""
-    vector = np.concatenate([each.float().cpu().reshape(-1).numpy() for each in tensors.values()])
-    if not math.isfinite(max_magnitude(vector)):
-        raise UsageError(complaint.format(next(name for name, p in tensors.items() if not torch.isfinite(p).all())))
-    return vector
+def _rounded(vector: Vector, dtype: torch.dtype) -> Vector:
+    """Return what a parameter of a type holds of `vector: float32[n]`."""
+    held: Vector = torch.from_numpy(np.array(vector)).to(dtype).float().numpy()
+    return held
 
 
 def kept_beside(training: Arrays) -> dict[str, torch.Tensor]:
@@ -327,7 +346,10 @@ def _refuse_parameter(name: str, parameter: nn.Parameter) -> None:
             f"parameter {name} was made under torch.inference_mode, so nothing can train it; leave that out"
         )
     if parameter.is_quantized or hasattr(parameter, "quant_state"):
-        raise UsageError(f"parameter {name} is quantized; join takes float32 parameters")
+        raise UsageError(
+            f"parameter {name} is quantized; join takes float32, bfloat16 or float16 parameters: freeze it, and train"
+            " adapters beside it"
+        )
     if is_expanded(parameter):
         raise UsageError(
             f"parameter {name} is expanded: several of its elements are one number in memory, which cannot be"
@@ -335,16 +357,20 @@ def _refuse_parameter(name: str, parameter: nn.Parameter) -> None:
         )
     if parameter.is_complex():
         raise UsageError(
-            f"parameter {name} is {_described(parameter)}; join takes float32 parameters: hold torch.view_as_real of"
-            " it, and use torch.view_as_complex in forward()"
+            f"parameter {name} is {_described(parameter)}; join takes real parameters: hold torch.view_as_real of it,"
+            " and use torch.view_as_complex in forward()"
         )
-    if parameter.dtype != torch.float32 or parameter.layout is not torch.strided:
+    if parameter.dtype not in _TYPES or parameter.layout is not torch.strided:
         raise UsageError(
-            f"parameter {name} is {_described(parameter)}; join takes float32 parameters, and torch.autocast computes"
-            " with other types (model.float() converts them)"
+            f"parameter {name} is {_described(parameter)}; join takes float32, bfloat16 or float16 parameters"
+            " (model.float() converts them)"
         )
 
 
 def _described(tensor: torch.Tensor) -> str:
     layout = "" if tensor.layout is torch.strided else f" ({tensor.layout})"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{layout}"
+    return _form(tensor.dtype, tensor.shape) + layout
+
+
+def _form(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

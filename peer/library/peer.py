@@ -525,8 +525,8 @@ class Peer:
 
     def _exchange(self) -> None:
         assert self._base is not None
+        self._look_at(has_moved=not self._parameters.is_at(self._base))
         displacement = self._parameters.displacement(self._base)
-        self._look_at(has_moved=bool(displacement.any()))
         loss = self._mean_loss()
         repeats, self._repeats = self._repeats, None
         if repeats is not None:
@@ -565,6 +565,7 @@ class Peer:
         self._kept.groups(self._parameters.model)  # Refuses what could not be noted, if only later.
         if has_moved:
             self._copies.look_at_masters()
+            self._parameters.masters = self._copies.masters
         for what in self._loose.changed():
             log.warning(
                 "%s changes and is no part of its state_dict, so a crash would lose it: hold it in a buffer, or return"

@@ -78,8 +78,9 @@ class WeightCopies:
                 )
 
     def move_(self, displacements: Mapping[int, torch.Tensor]) -> None:
-        """Move all copies as their parameters are moved: identity of a parameter → displacement of its shape."""
-        copies = {id(master): (master, parameter, 1.0) for master, parameter in self._masters}
+        """Move all copies as their parameters are moved, but `masters`, which are the model: identity of a parameter →
+        displacement of its shape."""
+        copies = {id(each): (each, p, 1.0) for each, p in self._masters if p.dtype == torch.float32}
         for number, key in self._found:
             for parameter in self._trained_by(self._optimizers[number]):
                 held = self._optimizers[number].state.get(parameter, {}).get(key)
@@ -107,6 +108,11 @@ class WeightCopies:
         weight = steps ** group.get("r", 0.0) * group.get("lr_max", 1.0) ** group.get("weight_lr_power", 0.0)
         share = min(1.0, weight / (group.get("weight_sum") or steps * weight or 1.0))
         return float(1.0 / (1.0 - beta + beta * share * (self._every + 1) / 2))
+
+    @property
+    def masters(self) -> dict[int, torch.Tensor]:
+        """Identity of a parameter in fewer bits → the tensor that an optimizer trains in its place."""
+        return {id(p): each for each, p in self._masters if p.dtype != torch.float32}
 
     @property
     def is_empty(self) -> bool:

@@ -70,7 +70,8 @@ def vector_of(model: nn.Module) -> torch.Tensor:
 
 def digest_of(model: nn.Module) -> str:
     """Return a digest of all that a model holds, buffers included."""
-    return hashlib.sha256(b"".join(each.cpu().numpy().tobytes() for each in model.state_dict().values())).hexdigest()
+    flat = (each.cpu().reshape(-1).view(torch.uint8) for each in model.state_dict().values())
+    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in flat)).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,12 @@ def adamw(
     every: int = 3,
     after_step: Callable[[sottovoce.Peer], object] = lambda peer: None,
     in_8_bits: bool = False,
+    in_16_bits: bool = False,
     **options: Any,
 ) -> Outcome:
     """Train with AdamW, clipping, a loader that knows its position, and a scheduler that steps behind the exchange."""
     torch.set_num_threads(1)
-    model = make_model(in_8_bits=in_8_bits)
+    model = make_model(in_8_bits=in_8_bits).to(torch.bfloat16 if in_16_bits else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=500)
     loader = StatefulDataLoader(Samples(where.index), batch_size=8, shuffle=True)
@@ -103,7 +105,7 @@ def adamw(
     with sottovoce.join(model, where, every=every, keep=[optimizer, scheduler, loader], **options) as peer:
         print(f"begins at step {peer.steps}", flush=True)
         for points, labels in peer.until_done(loader):
-            loss = nn.functional.cross_entropy(model(points), labels)
+            loss = nn.functional.cross_entropy(model(points.bfloat16() if in_16_bits else points), labels)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

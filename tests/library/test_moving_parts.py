@@ -173,7 +173,44 @@ def networks_in_turns() -> Script:
     return Script(model, loss)
 
 
+class FourBits(nn.Module):
+    """A frozen layer in 4 bits, as libraries for adapters hold it, and the factors of LoRA beside it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        weight = torch.randn(outputs, inputs)
+        self.scale = nn.Parameter(weight.abs().amax(1, keepdim=True) / 7, requires_grad=False)
+        codes = (weight / self.scale).round().to(torch.int8) + 8
+        self.weight = nn.Parameter((codes[:, ::2] * 16 + codes[:, 1::2]).view(torch.uint8), requires_grad=False)
+        self.down = nn.Parameter(torch.randn(2, inputs))
+        self.up = nn.Parameter(torch.zeros(outputs, 2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        codes = torch.stack((self.weight >> 4, self.weight & 15), 2).flatten(1)
+        base = (codes.float() - 8) * self.scale
+        return inputs @ base.T + inputs @ self.down.T @ self.up.T
+
+
+def in_bfloat16() -> Script:
+    model = net().bfloat16()
+    return Script(model, lambda step: (model(torch.randn(8, 4).bfloat16()) ** 2).mean())
+
+
+def adapters_beside_a_base_in_16_bits() -> Script:
+    base, down, up = nn.Linear(4, 4).bfloat16().requires_grad_(False), nn.Linear(4, 2), nn.Linear(2, 4)
+    model = nn.ModuleDict({"base": base, "down": down, "up": up})
+
+    def loss(step: int) -> torch.Tensor:
+        inputs = torch.randn(8, 4)
+        return (base(inputs.bfloat16()).float() + up(down(inputs)) - 1).square().mean()
+
+    return Script(model, loss)
+
+
 SCRIPTS: dict[str, Callable[[], Script]] = {
+    "bfloat16": in_bfloat16,
+    "adapters beside bfloat16": adapters_beside_a_base_in_16_bits,
+    "adapters beside 4 bits": lambda: of_model(nn.Sequential(FourBits(4, 6), nn.Tanh(), FourBits(6, 4))),
     "momentum encoder": momentum_encoder,
     "a buffer that grows": lambda: a_buffer_that_grows("small"),
     "a buffer that is None at first": lambda: a_buffer_that_grows("none"),
@@ -352,6 +389,32 @@ def test_a_script_that_was_stopped_comes_to_the_same_bits(tmp_path: Path, name: 
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
     assert (file.parent / "saved.safetensors").exists()
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2.0**-7), (torch.float16, 2.0**-10)])
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turns", "overlap"])
+def test_a_model_in_fewer_bits_is_the_mixed_one_rounded(
+    tmp_path: Path, dtype: torch.dtype, unit: float, overlap: bool
+) -> None:
+    """Of four devices one moves, by the least that its type can tell: a quarter of that is lost on none."""
+    files = write_kits(tmp_path, 4, "run.rounds=12", "algorithm.name=sgp", "graph.kind=complete")
+
+    def script(where: sottovoce.Place) -> list[float]:
+        model, seen = nn.Linear(3, 2).to(dtype), []
+        nn.init.ones_(model.weight)
+        with sottovoce.join(model, where, every=1, overlap=overlap) as peer:
+            while not peer.done:
+                seen.append(model.weight[0, 0].item())
+                with torch.no_grad():
+                    model.weight += unit * (where.index == 0)
+                peer.step()
+        return seen
+
+    whole = [1.0 + n * unit / 4 for n in range(12)]
+    own = [1.0, *(each + unit for each in whole[:-1])] if overlap else whole
+    for index, seen in enumerate(sottovoce.simulate(script, files[0]).results):
+        expected = own if index == 0 else [1.0, *whole[:-1]] if overlap else whole
+        assert seen == torch.tensor(expected).to(dtype).tolist()
 
 
 def clamped() -> Script:

@@ -42,7 +42,7 @@ def test_processes_and_the_simulation_agree_bit_for_bit(
     assert len({outcome.digest for outcome in real}) == 3
 
 
-@pytest.mark.parametrize(("option", "every"), [(None, 4), ("overlap", 16), ("in_8_bits", 1)])
+@pytest.mark.parametrize(("option", "every"), [(None, 4), ("overlap", 16), ("in_8_bits", 1), ("in_16_bits", 4)])
 def test_killed_scripts_go_on_with_the_same_bits(tmp_path: Path, option: str | None, every: int) -> None:
     options: dict[str, Any] = {option: True} if option else {}
     settings = ("run.rounds=150", "algorithm.name=quant-sgp", f"state.checkpoint_every_rounds={every}")

@@ -67,13 +67,14 @@ class Masters(torch.optim.SGD):
 
     def __init__(self, params: Iterator[nn.Parameter], lr: float = 0.1) -> None:
         self.model = list(params)
-        super().__init__([each.detach().double() for each in self.model], lr=lr, momentum=0.9)
+        wider = torch.float64 if self.model[0].dtype == torch.float32 else torch.float32
+        super().__init__([each.detach().to(wider) for each in self.model], lr=lr, momentum=0.9)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for master, each in zip(self.param_groups[0]["params"], self.model, strict=True):
             assert each.grad is not None
-            master.grad = each.grad.double()
+            master.grad = each.grad.to(master)
         super().step()
         for master, each in zip(self.param_groups[0]["params"], self.model, strict=True):
             each.copy_(master)
@@ -100,13 +101,13 @@ def of_side(side: int, numbers: torch.Generator, count: int = 32) -> tuple[torch
 
 def descend(model: nn.Module, optimizer: Any, inputs: torch.Tensor, labels: torch.Tensor) -> None:
     optimizer.zero_grad()
-    (model(inputs) - labels).square().mean().backward()
+    (model(inputs.to(model[0].weight.dtype)) - labels).square().mean().backward()
     optimizer.step()
 
 
-def net() -> nn.Sequential:
+def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)).to(dtype)
 
 
 def loss_of(model: nn.Module) -> float:
@@ -165,6 +166,30 @@ def test_schedule_free_devices_with_other_data_agree(tmp_path: Path) -> None:
     assert float((z_one - z_other).norm()) < 0.1 * float((z_one - z_of_start).norm())
 
 
+def test_masters_of_a_model_in_fewer_bits_are_what_is_mixed(tmp_path: Path) -> None:
+    """Also steps that change no bit of the model reach the others."""
+
+    def script(where: sottovoce.Place) -> list[torch.Tensor]:
+        model = nn.Linear(3, 2, bias=False, dtype=torch.bfloat16)
+        nn.init.ones_(model.weight)
+        optimizer = Masters(model.parameters(), lr=0.1)
+        seen = []
+        with sottovoce.join(model, where, every=1, keep=[optimizer]) as peer:
+            while not peer.done:
+                (master,) = optimizer.param_groups[0]["params"]
+                seen.append(master.clone())
+                assert torch.equal(model.weight, master.bfloat16())
+                with torch.no_grad():
+                    # The first moves both models, by which the masters are seen.
+                    master.sub_(2.0**-10 * (1 - where.index) if peer.round else 0.25 - 0.5 * where.index)
+                    model.weight.copy_(master)
+                peer.step()
+        return seen
+
+    for seen in sottovoce.simulate(script, files(tmp_path, rounds=9)[0]).results:
+        assert [float(each[0, 0]) for each in seen] == [1.0, *(1.0 - n * 2.0**-11 for n in range(8))]
+
+
 MAKERS: list[Callable[[Iterator[nn.Parameter]], Any]] = [ScheduleFree, Lookahead, Masters]
 
 
@@ -200,15 +225,18 @@ def test_copies_go_where_the_parameters_go(tmp_path: Path, make: Callable[..., A
     assert followed < 0.15 * trained
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [*((make, torch.float32) for make in MAKERS), (Masters, torch.bfloat16), (Masters, torch.float16)],
+)
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turns", "overlap"])
 def test_a_script_that_was_stopped_moves_the_same_copies(
-    tmp_path: Path, make: Callable[..., Any], overlap: bool
+    tmp_path: Path, make: Callable[..., Any], dtype: torch.dtype, overlap: bool
 ) -> None:
     """With momentum of the rounds, the model that comes back is another one than that which was sent."""
 
     def train(file: Path, until: int) -> torch.Tensor:
-        model, numbers = net(), torch.Generator().manual_seed(1)
+        model, numbers = net(dtype), torch.Generator().manual_seed(1)
         optimizer = make(model.parameters(), lr=0.1)
         options: dict[str, Any] = {"outer_momentum": 0.5, "outer_learning_rate": 0.7, "overlap": overlap}
         with sottovoce.join(model, file, every=EVERY, keep=[optimizer, numbers], **options) as peer:
@@ -216,7 +244,8 @@ def test_a_script_that_was_stopped_moves_the_same_copies(
                 descend(model, optimizer, *of_side(0, numbers))
                 peer.step()
         held = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, torch.Tensor)]
-        return torch.cat([each.detach().double().flatten() for each in (*model.parameters(), *held)])
+        trained = [each for group in optimizer.param_groups for each in group["params"]]
+        return torch.cat([each.detach().double().flatten() for each in (*model.parameters(), *held, *trained)])
 
     settings = ("algorithm.name=local",)
     expected = train(files(tmp_path / "1", *settings, peers=1)[0], ROUNDS * EVERY)
