@@ -130,7 +130,7 @@ def add_kits(made_in: Path, volumes: list[Path]) -> int:
         host = f"{volume.name}:{PORT}"
         ask = [*SOTTO, "init", "--join", str(volume), "--name", volume.name, "--host", host]
         # The request was made here, so that nobody has to confirm it.
-        sign = [*SOTTO, "sign", str(made_in), str(volume / "request.pem"), "--name", volume.name, "--yes"]
+        sign = [*SOTTO, "admin", "sign", str(made_in), str(volume / "request.pem"), "--name", volume.name, "--yes"]
         for command in (ask, sign):
             if code := subprocess.run(command, check=False).returncode:
                 return code

@@ -57,7 +57,11 @@ if TYPE_CHECKING:
     metavar="N",
     help="Validity of an invitation, 168 at most.",
 )
-@click.option("--relay", metavar="NAME", help="Peer that relays for devices that others cannot dial.")
+@click.option(
+    "--relay",
+    metavar="NAME",
+    help="Peer that relays between devices that cannot be dialled. By default the first that can.",
+)
 @click.option(
     "--key", "keys", multiple=True, metavar="THUMBPRINT", help="Admit the device with this key without asking."
 )

@@ -80,7 +80,7 @@ def export(
     """Write a trained model to a safetensors file.
 
     FOLDER is a run folder (exports the average of all peers, or one peer with --peer) or the folder of one peer; by
-    default that of ./peer.toml or, without one, the newest run in ./runs. The folder of one peer exports the average
+    default that of this device or, without one, the newest run in ./runs. The folder of one peer exports the average
     that all formed after the last round; before, or with --peer, the newest checkpoint of this peer. Of several folders
     of peers the average is exported. Neither the data nor the code of the task or training script is needed. The model
     is de-biased: push-sum values are divided by their weight. A strict load_state_dict of the model takes the file. A

@@ -102,14 +102,17 @@ def propose(
     """Return the proposal that `admit` would sign for a request, with the authority in the cluster's folder.
 
     `relay`: the peer at which the device waits for callers, where nobody can dial it. `passphrase`: of the
-    authority's key, if it has one. With `may_take_seat` it gets a seat, if one is free. Raises ConfigError,
-    SecurityError.
+    authority's key, if it has one. With `may_take_seat` it gets a seat, if one is free, and without `relay` the first
+    peer that others can dial, where it may have a neighbour that nobody can. Raises ConfigError, SecurityError.
     """
     authority = read_authority(directory, passphrase)
     model, _ = any_peer_file(directory)
     names = [peer.name for peer in model.peers]
     asked = read_request(request_pem)
-    if may_take_seat and (seats := free_seats(directory)):
+    seats = free_seats(directory) if may_take_seat else []
+    if may_take_seat and asked.address is None:
+        relay = relay or _relay_among(model, seats[0] if seats else None)
+    if seats:
         return Proposal(asked, *_seated(model, seats[0], asked.address, relay), False, asked.beyond, True)
     left_out = asked.beyond
     if asked.name in names:
@@ -314,6 +317,14 @@ def _seated(model: Config, index: int, advertise: str | None, relay: str | None)
     others = model.model_copy(update={"peers": tuple(peer for peer in model.peers if peer.name != seat.name)})
     reached = _new_entry(others, seat.name, advertise, relay or (None if advertise else seat.relay))
     return index, seat.model_copy(update={"advertise": reached.advertise, "relay": reached.relay})
+
+
+def _relay_among(model: Config, index: int | None) -> str | None:
+    """Return the name of a peer that can forward to one that nobody can dial, at `index` if it is listed; None where
+    all others can be dialled."""
+    others = [peer for number, peer in enumerate(model.peers) if number != index]
+    dialled = [peer.name for peer in others if peer.advertise is not None]
+    return dialled[0] if 0 < len(dialled) < len(others) else None
 
 
 def _announce(directory: Path, index: int, entry: PeerAddress) -> None:

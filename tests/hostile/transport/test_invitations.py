@@ -30,6 +30,7 @@ from peer.ops import enrollment
 from peer.ops.cluster_files import place_peers, write_cluster
 from peer.ops.invitations import Event, Invitations
 from peer.ops.joining import join
+from peer.run.plan import build_schedule, unreachable_pairs
 from tests.ops.test_local_cluster import wait_until
 
 OWN = Config()
@@ -151,6 +152,19 @@ def test_a_device_that_nobody_can_dial_waits_at_the_relay(site: Site) -> None:
     assert (config.peers[2].advertise, config.peers[2].relay, config.peer.listen) == (None, "peer-0", "")
     # One that can be dialled needs none.
     assert load(site.join(site.invite()), environment={}).peers[3].relay is None
+
+
+def test_two_devices_that_nobody_can_dial_have_a_relay_by_themselves(site: Site) -> None:
+    config = load(site.join(site.invite(), "van", host="-"), environment={})
+    assert config.peers[2].relay is None, "the others dial, so it needs none"
+    config = load(site.join(site.invite(), "boat", host="-"), environment={})
+    assert config.peers[3].relay == "peer-0"
+    seats = Site(site.folder / "seats", "training.task=loop", seats=2)
+    _, file = (seats.join(seats.invite(), name, host="-") for name in ("garage", "attic"))
+    config = load(file, environment={})
+    assert [(each.advertise is None, each.relay) for each in config.peers[1:]] == [(True, "peer-0")] * 2
+    assert not unreachable_pairs(config, build_schedule(config, file.parent, 3))
+    seats.stop()
 
 
 def test_seats_are_filled_in_order_and_whoever_comes_later_knows_all_addresses(tmp_path: Path) -> None:
