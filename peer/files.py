@@ -29,6 +29,8 @@ from pathlib import Path
 
 from peer.errors import closest
 
+MEANT = "; did you mean "
+"""Beginning of the clause on a path that is spelt alike."""
 _UNFINISHED = ".part"
 _NO_FOLDERS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 
@@ -144,14 +146,13 @@ def instead_of(path: Path) -> str:
         names = sorted(each.name for each in path.parent.iterdir() if not each.name.startswith("."))
     except OSError:
         return ""
-    if path.suffix:
-        names = [name for name in names if Path(name).suffix == path.suffix] or names
+    alike = [name for name in names if Path(name).suffix == path.suffix or Path(name).stem == path.stem]
     held = f"; {path.parent.absolute()} holds {', '.join(names[:5])}{', …' * (len(names) > 5)}"
-    close = _closest(path.name, names)
+    close = _closest(path.name, alike if path.suffix else names)
     if close is None:
         return held if names else ""
     meant = path.with_name(close) / written.relative_to(path)
-    return f"; did you mean {meant if meant.exists() else path.with_name(close)}?"
+    return f"{MEANT}{meant if meant.exists() else path.with_name(close)}?"
 
 
 def missing_module(name: str) -> str | None:
@@ -162,7 +163,7 @@ def missing_module(name: str) -> str | None:
         if spec is None:
             near = (path.stem for folder in (folders if known else folders[-1:]) for path in Path(folder).glob("*"))
             close = _closest(part, near)
-            meant = None if close is None else f"; did you mean {known}{close}?"
+            meant = None if close is None else f"{MEANT}{known}{close}?"
             return meant or "; start in the folder that contains it, or install it"
         folders, known = [*(spec.submodule_search_locations or ())], f"{known}{part}."
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -229,9 +230,15 @@ def load_config(
     return read, base
 
 
-def load_peer(config_file: Path | None, settings: tuple[str, ...] = ()) -> tuple[Config, Path]:
-    """Return the configuration of one peer and its folder; without a file it is ./peer.toml."""
-    return load_config(config_file or DEFAULT_FILE, settings)
+def load_peer(
+    config_file: Path | None, settings: tuple[str, ...] = (), script: Script | None = None
+) -> tuple[Config, Path]:
+    """Return the configuration of one peer, which runs a `script` if one is named, and its folder; without a file it is
+    that of `own_file`."""
+    from peer.config.options import load_device
+
+    file, named = config_file or own_file(), None if script is None else shlex.join(script.program_words)
+    return load_device(file, overrides=settings, script=named), file.parent
 
 
 def load_job(config_file: Path | None, settings: tuple[str, ...], num_peers: int | None) -> tuple[Config, Path, int]:

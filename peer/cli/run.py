@@ -51,7 +51,7 @@ def run(
     if (script := named_script(words, module)) is not None:
         script.refuse_missing()
     config_file = config_file or own_file()
-    config, base = load_peer(config_file, settings)
+    config, base = load_peer(config_file, settings, script)
     # The code of a task may change the working directory.
     file, base = config_file.absolute(), base.absolute()
     # Also the import below takes long enough for a signal to come.

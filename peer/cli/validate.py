@@ -32,12 +32,18 @@ def validate(
       sotto lab validate --config peer.toml --read-data
       sotto lab validate --peers 8 --algorithm d-psgd --graph directed-ring
     """
+    from peer.gossip.validate import Objection
     from peer.run import plan as run_plan
 
     if num_peers is None and not settings and "peer.shorthands" not in click.get_current_context().meta:
         config_file = config_file or DEFAULT_FILE
     config, base, count = load_job(config_file, settings, num_peers)
     findings = [*run_plan.validate_config(config, base, count), *run_plan.missing_here(config, base)]
+    if config_file is not None and not config.peers:
+        no_device = (
+            "lists no peers, so it is the file of a run, for `sotto up --config`, and of no device, for `sotto run`"
+        )
+        findings.append(Objection("warning", "peers", no_device))
     failed = any(finding.level == "error" for finding in findings)
     data: dict[str, tuple[str, ...]] = {}
     if read_data and not failed:

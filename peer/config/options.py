@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from peer.config import schema
 from peer.errors import ConfigError, why_not_utf8
-from peer.files import instead_of
+from peer.files import MEANT, instead_of
 from peer.foreign_text import normal_name
 from peer.foreign_values import parse_toml
 
@@ -716,6 +716,41 @@ def load(
     return check(tree, file=str(path) if path is not None else None, sources=sources)
 
 
+def load_device(
+    path: Path,
+    *,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    script: str | None = None,
+) -> Config:
+    """Return the configuration of one device, as `load`. Raises ConfigError also for a file without peers, and where
+    there is none says what makes one, or trains the `script` that was named without one."""
+    here = f"`sotto up {script or 'SCRIPT'} --peers 3` trains on this machine alone"
+    several = "`sotto init --peers 3` begins a run of several devices"
+    if not path.exists():
+        near = instead_of(path)
+        problem = (
+            near if near.startswith(MEANT) else f"; {here}, {several}, and `sotto join` takes an invitation to one"
+        )
+        raise ConfigError(_others_to_name(path) or f"no such file{problem}", file=str(path))
+    config = load(path, overrides=overrides, environment=environment)
+    if not config.peers:
+        if config.training.task != OWN_LOOP and script is None:
+            here = f"`sotto up --config {path}` trains its task on this machine alone"
+            several = f"`sotto init cluster kits --peers 3 --config {path}` makes the folders of several devices"
+        what = _others_to_name(path) or f"{here}, {several}"
+        raise ConfigError(f"lists no [[peers]], so it is the file of a run and of no device; {what}", file=str(path))
+    return config
+
+
+def _others_to_name(path: Path) -> str:
+    """Return which files of devices are below the folder of a path, as a request to name one; empty if none is. Seats,
+    which have no key, are named where there is nothing else."""
+    found = configurations_below(path.parent, path.name)
+    others = " or ".join(map(str, ([each for each in found if each.with_name("peer.key").exists()] or found)[:3]))
+    return f"name the file of a device: --config {others}" if others else ""
+
+
 def choices(task: str, num_peers: int, local_steps: int = 1) -> list[dict[str, Any]]:
     """Return the rows of `CHOICES` for a new job, of which the first counts that leaves all that the job sets itself
     its meaning: settings with their reasons, what was measured, and keys that only count together."""
@@ -751,12 +786,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        if others := configurations_below(path.parent, path.name)[:3]:
-            problem = f"no such file here; name one: --config {' or '.join(map(str, others))}"
-        else:
-            problem = "no such file; `sotto init` writes one, and `sotto join` does with an invitation"
-            problem += instead_of(path)
-        raise ConfigError(problem, file=str(path)) from None
+        what = _others_to_name(path) or f"no such file; `sotto init` writes one{instead_of(path)}"
+        raise ConfigError(what, file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from None
     except UnicodeDecodeError as error:

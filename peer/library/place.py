@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from peer.config.options import OWN_LOOP, Config, TrainingOptions, load
+from peer.config.options import OWN_LOOP, Config, TrainingOptions, load_device
 from peer.errors import ConfigError, UsageError
 from peer.gossip.base import GraphNeed
 from peer.library.loop_steps import LoopSteps
@@ -118,9 +118,4 @@ def read_config(file: str | os.PathLike[str]) -> tuple[Config, Path]:
     path = Path(file)
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give the file in it, {path / 'peer.toml'}")
-    config = load(path)
-    if not config.peers:
-        raise ConfigError(
-            "no peers are listed", key="peers", file=str(path), valid="one [[peers]] table for each device"
-        )
-    return config, path.resolve()
+    return load_device(path), path.resolve()

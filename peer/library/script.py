@@ -36,10 +36,14 @@ class Script:
     """Arguments of the script's own."""
 
     @property
+    def program_words(self) -> tuple[str, ...]:
+        """The part of a command line that names it, without its arguments."""
+        return ("-m", self.name) if self.is_module else (self.name,)
+
+    @property
     def words(self) -> tuple[str, ...]:
         """The part of a command line that names it, and its arguments."""
-        head = ("-m", self.name) if self.is_module else (self.name,)
-        return (*head, "--", *self.arguments) if self.arguments else head
+        return (*self.program_words, "--", *self.arguments) if self.arguments else self.program_words
 
     @property
     def run_name(self) -> str:

@@ -102,7 +102,7 @@ def members_of(directory: Path) -> list[Member]:
     members: dict[int, Member] = {}
     for file in sorted(directory.glob("peer-*/peer.toml")):
         # The environment speaks for a peer that runs here.
-        config = standing.with_length(configuration.load(file, environment={}), file.parent)
+        config = standing.with_length(configuration.load_device(file, environment={}), file.parent)
         index = config.peer.index
         members[index] = Member(index, config.peers[index].name, config, file.parent, index, _file(directory, index))
     first = next(iter(members.values()))

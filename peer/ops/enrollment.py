@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from peer.config.options import Config, PeerAddress, load
+from peer.config.options import Config, PeerAddress, load, load_device
 from peer.config.writer import write_bytes, write_peer_file
 from peer.errors import ConfigError, SecurityError
 from peer.files import instead_of
@@ -283,7 +283,7 @@ def any_peer_file(directory: Path) -> tuple[Config, Path]:
         problem = "contains no peers (peer-*/peer.toml)" if directory.is_dir() else "no such folder"
         problem += f"; `sotto init cluster {directory} --peers N` writes them{instead_of(directory)}"
         raise ConfigError(problem, file=str(directory))
-    return max(((load(file, environment={}), file) for file in files), key=lambda pair: pair[0].num_peers)
+    return max(((load_device(file, environment={}), file) for file in files), key=lambda pair: pair[0].num_peers)
 
 
 def _new_entry(model: Config, name: str, advertise: str | None, relay: str | None) -> PeerAddress:

@@ -260,7 +260,7 @@ def _find_peers(source: Path) -> list[_PeerFolder]:
     folders = []
     for file in files:
         # The environment speaks for peers that run, not for what one of them wrote.
-        config = configuration.load(file, environment={})
+        config = configuration.load_device(file, environment={})
         found = find_checkpoints(file.parent / config.state.directory)
         rounds = {int(path.stem.rpartition("-")[2]): path for path in found}
         folders.append(_PeerFolder(config, file.parent, rounds))

@@ -325,7 +325,7 @@ def open_observer(place: Path) -> Observer:
 
 
 def _of_peer(file: Path) -> Observer:
-    config = configuration.load(file)
+    config = configuration.load_device(file)
     index = config.peer.index
     member = Member(index, config.peers[index].name, config, file.parent, index, file.parent / "collected")
     return Observer("peer", [member], None)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from peer import native
 from peer.config.options import load
+from peer.terminal import command
 from tests.cli.runner import sotto
 
 
@@ -21,7 +22,10 @@ def _in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_init_writes_a_file_with_the_settings_given() -> None:
     result = sotto("init", "-o", "job.toml", "--set", "run.rounds=7", "-s", "graph.kind=torus")
-    assert (result.exit_code, result.stdout) == (0, "wrote job.toml\n")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        f"wrote job.toml; a run on this machine takes it: {command('up', '--config', 'job.toml')}\n",
+    )
     config = load(Path("job.toml"), environment={})
     assert (config.run.rounds, config.graph.kind) == (7, "torus")
 
@@ -63,6 +67,16 @@ def test_a_valid_configuration_is_called_valid() -> None:
     result = sotto("lab", "validate", "-n", "8")
     assert result.exit_code == 0
     assert "valid: quant-sgp for 8 peers, 1000 rounds" in result.stdout
+
+
+def test_a_file_without_peers_is_said_to_be_no_devices() -> None:
+    assert sotto("init").exit_code == 0
+    result = sotto("lab", "validate")
+    assert result.exit_code == 0
+    assert "warning: peers: lists no peers, so it is the file of a run" in result.stdout
+    found = json.loads(sotto("lab", "validate", "--json").stdout)["findings"]
+    assert [each["level"] for each in found if each["key"] == "peers"] == ["warning"]
+    assert "lists no peers" not in sotto("lab", "validate", "-n", "3").stdout, "no file was asked about"
 
 
 def test_what_theory_excludes_is_an_error_with_a_reason() -> None:

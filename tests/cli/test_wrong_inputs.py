@@ -53,6 +53,7 @@ def graph(content: object) -> dict[str, bytes | None]:
     return {"graph.json": content if isinstance(content, bytes) else json.dumps(content).encode()}
 
 
+SEVERAL = "`sotto init --peers 3` begins a run of several devices"
 FILE_GRAPH = "lab graph -n 2 --graph file -s graph.file=graph.json"
 
 CASES = [
@@ -68,7 +69,51 @@ CASES = [
     Case("own-data-for-a-search", "lab tune -n 2 -s data.partition=own", ("data.partition", "read the same data")),
     Case("no-such-file", "lab validate -c peer.toml", ("peer.toml", "no such file", "sotto init")),
     Case("folder-for-file", "lab validate -c peer.toml", ("peer.toml", "directory"), {"peer.toml": None}),
-    Case("no-file-at-all", "run", ("peer.toml", "no such file")),
+    *(
+        Case(
+            f"no-file-for-{words}", words, ("peer.toml: no such file", f"`sotto up {script} --peers 3`", SEVERAL), files
+        )
+        for files in ({"train.py": b"", "api_every.py": b""},)
+        for words, script in (
+            ("run", "SCRIPT"),
+            ("run train.py -- --lr 1", "train.py"),
+            ("run -m train", "-m train"),
+            ("remove peer-2", "SCRIPT"),
+            ("doctor", "SCRIPT"),
+        )
+    ),
+    *(
+        Case(f"no-device-for-{words}", words, ("peer.toml: lists no [[peers]]", says), toml("") | {"train.py": b""})
+        for words, says in (
+            ("run train.py", f"`sotto up train.py --peers 3` trains on this machine alone, {SEVERAL}"),
+            *(
+                (words, "`sotto up --config peer.toml` trains its task on this machine alone")
+                for words in (
+                    *("run", "doctor", "status", "stop", "remove peer-2", "watch .", "watch peer.toml", "export ."),
+                    *("status --all", "status --json", "admin reload", "admin leave", "admin rejoin", "admin audit"),
+                    "admin rollback --round 3",
+                )
+            ),
+        )
+    ),
+    *(
+        Case(
+            f"no-device-in-kits-for-{words}",
+            words,
+            ("kits/peer-0/peer.toml: lists no [[peers]]", "`sotto up --config kits/peer-0/peer.toml`"),
+            {"kits/peer-0/peer.toml": b""},
+        )
+        for words in (
+            *("status kits", "stop kits", "watch kits", "report kits", "export kits", "invite kits"),
+            "admin rollback --round 3 kits",
+        )
+    ),
+    Case(
+        "no-device-beside-kits",
+        "run train.py",
+        ("lists no [[peers]]", "name the file of a device: --config kits/peer-0/peer.toml"),
+        toml("") | {"train.py": b"", "kits/peer-0/peer.toml": b""},
+    ),
     Case(
         "unknown-section", "lab validate -c peer.toml", ("peer.toml", "rnu", "unknown section", "run"), toml("[rnu]\n")
     ),
@@ -116,7 +161,6 @@ CASES = [
     ),
     Case("two-peers-of-one-name", "lab validate -c peer.toml", ("same name",), toml("[[peers]]\nname = 'a'\n" * 2)),
     Case("index-beyond-peers", "run", ("peer.index is 4", "1 peers"), toml("[peer]\nindex = 4\n[[peers]]\nname = 'a'")),
-    Case("no-peers", "run", ("peers", "[[peers]]"), toml("")),
     Case("run-name-with-slash", "lab validate -n 2 -s run.name=a/b", ("run.name", "'a/b'", "short name")),
     # -- misspelt names -----------------------------------------------------------------------------------------------
     *(

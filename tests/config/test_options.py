@@ -10,7 +10,7 @@ from pydantic import Field
 
 from peer.compress import COMPRESSORS, options_of
 from peer.config import schema
-from peer.config.options import SECTIONS, CompressorOptions, Config, PeerAddress, check, load
+from peer.config.options import SECTIONS, CompressorOptions, Config, PeerAddress, check, load, load_device
 from peer.config.writer import write_resolved
 from peer.errors import ConfigError
 from peer.run.plan import validate_config
@@ -280,13 +280,22 @@ def test_a_peer_that_ends_before_it_may_vote_is_no_member_that_declares_losses(
 
 
 def test_a_file_that_is_not_here_names_those_below(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="`sotto init` writes one, and `sotto join` does with an invitation"):
+    (tmp_path / "api_every.py").touch()
+    with pytest.raises(ConfigError, match=r"no such file; `sotto init` writes one; \S* holds api_every.py$"):
         load(tmp_path / "peer.toml", environment={})
+    with pytest.raises(ConfigError, match="no such file; `sotto up SCRIPT --peers 3` trains on this machine alone"):
+        load_device(tmp_path / "peer.toml", environment={})
     for folder in ("kits/peer-0", "garage"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "peer.toml").touch()
-    with pytest.raises(ConfigError, match=r"name one: --config .*/garage/peer.toml or .*/kits/peer-0/peer.toml"):
-        load(tmp_path / "peer.toml", environment={})
+    for read in (load, load_device):
+        with pytest.raises(ConfigError, match=r": --config \S*/garage/peer.toml or \S*/kits/peer-0/peer.toml"):
+            read(tmp_path / "peer.toml", environment={})
+        with pytest.raises(ConfigError, match=r"did you mean \S*/garage/peer.toml\?"):
+            read(tmp_path / "garages/peer.toml", environment={})
+    (tmp_path / "garage/peer.key").touch()
+    with pytest.raises(ConfigError, match=r": --config \S*/garage/peer.toml$"):
+        load_device(tmp_path / "peer.toml", environment={})
 
 
 def test_a_new_job_on_digits_corrects_drift_and_a_file_means_what_it_did(tmp_path: Path) -> None:
