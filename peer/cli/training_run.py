@@ -20,7 +20,7 @@ import click
 
 from peer.cli.app import is_interactive, print_json
 from peer.cli.options import RUNS
-from peer.errors import INTERRUPTED, ConfigError, DivergenceError, SottoError
+from peer.errors import INTERRUPTED, ConfigError, DivergenceError, SottoError, StateError
 from peer.files import open_own, write_whole
 from peer.terminal import command
 
@@ -92,8 +92,29 @@ def choose_directory(runs_dir: Path, name: str | None, default: str) -> Path:
         raise ConfigError("must be a folder name without a path", key="--name", value=name)
     directory = runs_dir / name
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError("already contains a run; choose another --name, or delete the folder", file=str(directory))
+        goes_on = "" if (resumes := resuming(directory)) is None else f" go on with it by `{resumes}`,"
+        problem = f"already contains a run;{goes_on} choose another --name, or delete the folder"
+        raise ConfigError(problem, file=str(directory))
     return directory
+
+
+def resuming(directory: Path) -> str | None:
+    """Return the command that resumes a run of `sotto up`; None if it never began or is complete."""
+    if not any(directory.glob("peers/*/log.txt")) or is_complete(directory):
+        return None
+    where = ["--runs-dir", directory.parent] if directory.parent != RUNS else []
+    return command("up", "--resume", directory.name, *where)
+
+
+def is_complete(directory: Path) -> bool:
+    """Return whether a run of `sotto up` has come to its end."""
+    from peer.state.metrics import Summary
+
+    if (directory / "model.safetensors").exists():
+        return True
+    with contextlib.suppress(OSError, StateError):
+        return Summary.load(directory / "summary.json").ended == "completed"
+    return False
 
 
 def command_line() -> str:

@@ -12,17 +12,19 @@ from pathlib import Path
 import click
 
 from peer.cli.app import SottoCommand, StopOnSignal, debug_wanted
-from peer.cli.options import RUNS, count_peers, job_options, json_option, load_config, peers_option, script_options
+from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option, script_options
 from peer.cli.training_run import (
     baseline_option,
     choose_directory,
     command_line,
     draw_graph,
     finish,
+    is_complete,
     make_directory,
     name_option,
     open_view,
     report_in_any_case,
+    resuming,
     runs_option,
     track_option,
     trackers_beside,
@@ -30,10 +32,9 @@ from peer.cli.training_run import (
     warn,
     with_live_page,
 )
-from peer.errors import INTERRUPTED, ConfigError, StateError
+from peer.errors import INTERRUPTED, ConfigError
 from peer.files import write_whole
 from peer.library.script import Script, named_script
-from peer.terminal import command
 from peer.train.startup import quick_imports
 
 _SCRIPT = "script.json"
@@ -121,7 +122,7 @@ def up(
     from peer.ops.peer_processes import ForkServer
 
     with (
-        resume_command_at_interrupt(directory, runs_dir),
+        resume_command_at_interrupt(directory),
         report_in_any_case(directory) if resume is None else contextlib.nullcontext(),
         # It imports the libraries of the peers while this process imports those that it needs itself.
         contextlib.closing(ForkServer()) as fork_server,
@@ -158,36 +159,24 @@ def up(
             )
     code = finish(summary, directory, as_json, interrupted=stop.event.is_set())
     if code == INTERRUPTED:
-        say_how_to_resume(directory, runs_dir)
+        say_how_to_resume(directory)
     return code
 
 
 @contextlib.contextmanager
-def resume_command_at_interrupt(directory: Path, runs_dir: Path) -> Iterator[None]:
+def resume_command_at_interrupt(directory: Path) -> Iterator[None]:
     """Print the command that resumes a run when Ctrl-C ends this context."""
     try:
         yield
     except KeyboardInterrupt:
-        say_how_to_resume(directory, runs_dir)
+        say_how_to_resume(directory)
         raise
 
 
-def is_complete(directory: Path) -> bool:
-    """Return whether a run of `sotto up` has come to its end."""
-    from peer.state.metrics import Summary
-
-    if (directory / "model.safetensors").exists():
-        return True
-    with contextlib.suppress(OSError, StateError):
-        return Summary.load(directory / "summary.json").ended == "completed"
-    return False
-
-
-def say_how_to_resume(directory: Path, runs_dir: Path) -> None:
+def say_how_to_resume(directory: Path) -> None:
     """Print the command that resumes a run, unless it never began or is complete."""
-    if any(directory.glob("peers/*/log.txt")) and not is_complete(directory):
-        where = ["--runs-dir", runs_dir] if runs_dir != RUNS else []
-        click.echo(f"resume with: {command('up', '--resume', directory.name, *where)}", err=True)
+    if (resumes := resuming(directory)) is not None:
+        click.echo(f"resume with: {resumes}", err=True)
 
 
 def record_script(script: Script, directory: Path) -> None:

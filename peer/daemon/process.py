@@ -332,7 +332,9 @@ class Daemon:
         self._metrics.flush()
         if not completed:
             done, all_ = self.loop.round, self._config.run.rounds
-            log.info("%s: stopped after round %d of %d; the same command resumes it", self.local.name, done, all_)
+            # `sotto up`, which has started this process, says so itself.
+            resumes = "" if has_parent() else "; the same command resumes it"
+            log.info("%s: stopped after round %d of %d%s", self.local.name, done, all_, resumes)
             return
         await self.loop.linger()
         models = await self.loop.models()

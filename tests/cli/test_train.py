@@ -22,6 +22,7 @@ from peer.errors import ConfigError
 from peer.ops.local_cluster import Cluster
 from peer.records import PeerProgress, Progress
 from peer.report import live
+from peer.terminal import command
 from tests.cli.runner import sotto
 
 SMALL = ("-n", "2", "--rounds", "6", "-s", "evaluation.every_rounds=3", "-s", "training.warmup_rounds=0", "--no-live")
@@ -147,8 +148,22 @@ def test_run_folders_are_numbered_unless_named(tmp_path: Path) -> None:
     assert choose_directory(tmp_path, None, "digits") == tmp_path / "digits-3"
     assert choose_directory(tmp_path, "digits", "x") == tmp_path / "digits"
     (tmp_path / "digits" / "summary.json").write_text("")
-    with pytest.raises(ConfigError, match="already contains a run"):
+    with pytest.raises(ConfigError, match="already contains a run; choose another --name"):
         choose_directory(tmp_path, "digits", "x")
+
+
+@pytest.mark.parametrize(("runs", "more"), [("runs", ""), ("other", " --runs-dir other")])
+def test_a_run_that_can_go_on_is_not_begun_anew(runs: str, more: str) -> None:
+    peer = Path(runs) / "digits/peers/peer-0"
+    peer.mkdir(parents=True)
+    (peer / "log.txt").touch()
+    with pytest.raises(ConfigError) as caught:
+        choose_directory(Path(runs), "digits", "x")
+    resumes = command("up", "--resume", "digits") + more
+    assert f"already contains a run; go on with it by `{resumes}`, choose another --name" in str(caught.value)
+    (Path(runs) / "digits/model.safetensors").touch()
+    with pytest.raises(ConfigError, match="already contains a run; choose another --name"):
+        choose_directory(Path(runs), "digits", "x")
 
 
 def test_the_command_of_the_live_page_is_printed_once_the_run_is_prepared(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def alone(tmp_path: Path) -> Iterator[Alone]:
 
 
 @pytest.mark.slow
-def test_a_signal_a_stop_and_the_last_round_can_be_told_apart(alone: Alone) -> None:
+def test_a_signal_a_stop_and_the_last_round_can_be_told_apart(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         process = alone.start()
         wait_until(alone.trains)
@@ -71,6 +72,13 @@ def test_a_signal_a_stop_and_the_last_round_can_be_told_apart(alone: Alone) -> N
         said = process.communicate(timeout=60)[1]
         assert process.returncode == INTERRUPTED, said
         assert "the same command resumes it" in said
+    monkeypatch.setenv("SOTTO_PARENT", str(os.getpid()))
+    process = alone.start()
+    wait_until(lambda: alone.ask("stop") is not None)
+    said = process.communicate(timeout=60)[1]
+    assert "stopped after round" in said
+    assert "the same command" not in said, "it was started by another one"
+    monkeypatch.delenv("SOTTO_PARENT")
     process = alone.start()
     wait_until(lambda: alone.ask("stop") is not None)
     assert "the same command resumes it" in process.communicate(timeout=60)[1]
