@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from peer.cli.app import SottoGroup
-from peer.cli.options import DAYS, KITS, PASSPHRASE, job_options, load_config, set_option
+from peer.cli.options import DAYS, DEFAULT_FILE, KITS, PASSPHRASE, job_options, load_config, set_option
 from peer.errors import ConfigError
 from peer.terminal import command
 
@@ -23,10 +23,8 @@ all_keys_option = click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    default=Path("peer.toml"),
-    show_default=True,
-    metavar="FILE",
-    help="File to write.",
+    metavar="PATH",
+    help="File to write, by default peer.toml; with --peers, the folder, by default kits.",
 )
 @set_option
 @click.option(
@@ -43,7 +41,7 @@ all_keys_option = click.option(
     "num_peers",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Write ./kits for a script on N devices: this one, and seats that `sotto invite` fills.",
+    help="Write a folder for a script on N devices: this one, and seats that `sotto invite` fills.",
 )
 @click.option(
     "--host",
@@ -56,7 +54,7 @@ all_keys_option = click.option(
 @click.pass_context
 def init(
     context: click.Context,
-    output: Path,
+    output: Path | None,
     settings: tuple[str, ...],
     join: Path | None,
     name: str | None,
@@ -94,17 +92,19 @@ def init(
     if num_peers is not None:
         from peer.ops.invitations import address_towards
 
-        at, settings = host or address_towards(), ("training.task=loop", *settings)
-        seats = {"seats": num_peers - 1, "hosts": (at,), "settings": settings, "all_keys": all_keys, "force": force}
-        context.invoke(cluster, directory=KITS, num_peers=num_peers, **seats)
-        click.echo(f"the others reach this machine at {at}; if that is wrong: --host HOST --force")
+        at, folder = host or address_towards(), output or KITS
+        job = {"settings": ("training.task=loop", *settings), "all_keys": all_keys, "force": force}
+        context.invoke(cluster, directory=folder, num_peers=num_peers, seats=num_peers - 1, hosts=(at,), **job)
+        again = ["--peers", num_peers, "-o", folder, *(word for each in settings for word in ("--set", each))]
+        anew = command("init", *again, *["--all-keys"] * all_keys, "--host", "HOST", "--force")
+        click.echo(f"the others reach this machine at {at}; if that is wrong: {anew}")
         return
     if name or host:
         raise ConfigError("can only be used with --join", key="--name" if name else "--host")
     from peer.config.options import OWN_LOOP
     from peer.config.writer import write_peer_file
 
-    config, _ = load_config(None, settings)
+    config, output = load_config(None, settings)[0], output or DEFAULT_FILE
     write_peer_file(output, config, force=force, all_keys=all_keys)
     script = ["SCRIPT"] if config.training.task == OWN_LOOP else []
     click.echo(f"wrote {output}; a run on this machine takes it: {command('up', *script, '--config', output)}")
@@ -192,7 +192,7 @@ def cluster(
     places = place_peers(num_peers, hosts, port)
     config, base = load_config(config_file, settings, num_peers=len(places))
     options = {"force": force, "to_be_copied": True, "all_keys": all_keys}
-    secret = _new_passphrase() if passphrase else None
+    secret, replaces = _new_passphrase() if passphrase else None, (directory / "ca.key").exists()
     files = write_cluster(
         directory,
         config,
@@ -207,6 +207,8 @@ def cluster(
         **options,
     )
     click.echo(f"wrote {directory}: {len(files)} peers")
+    if replaces:
+        click.echo(f"replaced the keys in {directory}: devices that were given the old ones need their new folder")
     script = ["SCRIPT"] if config.training.task == OWN_LOOP else []
     if seats:
         click.echo(f"fill the seats with: {command('invite', directory, '--count', seats)}")

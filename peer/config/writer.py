@@ -141,8 +141,8 @@ def render(config: Config, *, header: str, all_keys: bool = True) -> str:
 
 def write_bytes(path: Path, data: bytes, *, force: bool = True) -> None:
     """Write a file and the folders above it. Raises ConfigError if it exists, unless `force`, or cannot be written."""
-    if not force:
-        refuse_existing(path)
+    if not force and path.exists():
+        raise ConfigError("already exists; name another place, or overwrite it with --force", file=str(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, data)
@@ -150,12 +150,6 @@ def write_bytes(path: Path, data: bytes, *, force: bool = True) -> None:
         raise ConfigError("cannot be written: one of its parent folders is a file", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}", file=str(path)) from None
-
-
-def refuse_existing(path: Path) -> None:
-    """Raise ConfigError if there is such a file."""
-    if path.exists():
-        raise ConfigError("already exists; name another place, or overwrite it with --force", file=str(path))
 
 
 def _reasons(config: Config) -> tuple[str, dict[str, str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.config.options import Config, PeerAddress
-from peer.config.writer import moved, refuse_existing, with_path, write_bytes, write_peer_file
+from peer.config.writer import moved, with_path, write_bytes, write_peer_file
 from peer.errors import ConfigError
 from peer.files import instead_of
 from peer.net.address import dialled_address, is_loopback, why_no_name
@@ -61,8 +61,8 @@ def write_cluster(
     `to_be_copied` they lead to places in the folders: files are copied into them, and a data folder is linked. With
     `all_keys` the files name also what is at its default. Certificates are valid for `days` (by default two years), the
     authority for `ca_days` (ten); its key is encrypted with `passphrase`, if any. With `security.mode = "insecure"` no
-    certificates are made. Raises ConfigError if the folder already holds a cluster, unless `force`, and for contents
-    that it cannot hold, before anything is written.
+    certificates are made. Raises ConfigError if the folder already holds a cluster, unless `force`, or more of an
+    earlier run than its keys and settings, and for contents that it cannot hold, before anything is written.
     """
     names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(len(hosts))]
     if len(names) != len(hosts):
@@ -107,7 +107,22 @@ def write_cluster(
     # All are looked at before the first is written: half of an old cluster is worse than an error.
     if not force:
         for file in (*certificates, *(folder / "peer.toml" for folder in folders)):
-            refuse_existing(file)
+            if file.exists():
+                problem = (
+                    "already exists; name another folder, as in `sotto init cluster FOLDER` or `sotto init --peers N"
+                )
+                raise ConfigError(
+                    f"{problem} -o FOLDER`, or replace the keys of all devices with --force", file=str(file)
+                )
+    # State, invitations and figures of the run whose keys go belong to no other.
+    states = [folder / config.state.directory for folder in folders]
+    further = [folder for folder in directory.glob("peer-*") if folder not in folders]
+    for old in (*states, *further, directory / "invitations", directory / "collected"):
+        if old.exists():
+            problem = (
+                f"is of an earlier run, and its keys would be replaced; delete {directory}, or name another folder"
+            )
+            raise ConfigError(problem, file=str(old))
     copied = _copied_files(config, base) if to_be_copied else {}
     authority = CertificateAuthority.create(config.run.name, days=ca_days or CA_DAYS)
     issued: list[Issued] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,6 +62,24 @@ def test_init_cluster_writes_peers_that_validate() -> None:
         file = f"kits/peer-{index}/peer.toml"
         assert sotto("lab", "validate", "--config", file).exit_code == 0
         assert load(Path(file), environment={}).run.rounds == 9
+
+
+def test_kits_of_a_script_lie_where_one_says_and_are_replaced_aloud() -> None:
+    assert "replaced" not in sotto("init", "--peers", "3").stdout
+    refused = sotto("init", "--peers", "3", "--set", "run.rounds=9")
+    assert refused.exit_code == 2
+    assert (
+        "name another folder, as in `sotto init cluster FOLDER` or `sotto init --peers N -o FOLDER`" in refused.stderr
+    )
+    made = sotto("init", "--peers", "3", "--set", "run.rounds=9", "-o", "my kits")
+    assert made.exit_code == 0
+    assert "wrote my kits: 3 peers" in made.stdout
+    _, _, again = made.stdout.partition("if that is wrong: ")
+    words = shlex.split(again.replace("HOST", "192.0.2.7"))[1:]
+    replaced = sotto(*words)
+    assert "replaced the keys in my kits: devices that were given the old ones need their new folder" in replaced.stdout
+    config = load(Path("my kits/peer-0/peer.toml"), environment={})
+    assert (config.peers[0].advertise, config.run.rounds) == ("192.0.2.7:7700", 9)
 
 
 def test_a_valid_configuration_is_called_valid() -> None:

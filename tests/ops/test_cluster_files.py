@@ -150,6 +150,21 @@ def test_a_cluster_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert load_credentials(load(files[1], environment={}).security, files[1].parent, "peer-1") is not None
 
 
+@pytest.mark.parametrize("left", ["peer-0/state", "peer-1/state", "peer-2", "invitations", "collected"])
+def test_what_a_run_has_left_stays_beside_no_other_keys(tmp_path: Path, left: str) -> None:
+    write_cluster(tmp_path, Config(), place_peers(2, [], 7700))
+    (tmp_path / left).mkdir()
+    key = (tmp_path / "ca.key").read_bytes()
+    with pytest.raises(ConfigError) as caught:
+        write_cluster(tmp_path, Config(), place_peers(2, [], 7700), force=True)
+    assert str(caught.value).startswith(f"{tmp_path / left}: is of an earlier run")
+    assert f"delete {tmp_path}, or name another folder" in str(caught.value)
+    assert (tmp_path / "ca.key").read_bytes() == key
+    (tmp_path / left).rmdir()
+    write_cluster(tmp_path, Config(), place_peers(2, [], 7700), force=True)
+    assert (tmp_path / "ca.key").read_bytes() != key
+
+
 @pytest.mark.parametrize(
     ("num_peers", "hosts", "placed"),
     [
