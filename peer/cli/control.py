@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from peer.cli import options
 from peer.cli.app import SottoCommand, print_json, tell
 from peer.cli.options import DEFAULT_FILE, Command, config_option, json_option, load_peer, newest_run, only_running
 from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SottoError, StateError
@@ -71,7 +72,9 @@ def status(config_file: Path | None, directory: Path | None, everybody: bool, as
       sotto status runs/digits
       sotto status --all --json
     """
-    if is_nothing_named(config_file, directory, everybody):
+    if is_nothing_named(config_file, directory, everybody) and (
+        options.RUNS.exists() or not options.own_file().exists()
+    ):
         directory = newest_run("*/peers")
     answers = call(config_file, directory, everybody, "status")
     if as_json:
@@ -162,7 +165,7 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> int:
       sotto remove peer-3 --config peer.toml
       sotto remove garage --json
     """
-    config, base = load_peer(config_file)
+    config, base = load_peer(config_file or options.operated_file())
     import asyncio
 
     from peer.ops import control

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from peer.cli.app import SottoCommand, print_json
-from peer.cli.options import DAYS, PASSPHRASE, config_option, json_option, load_peer
+from peer.cli.options import DAYS, PASSPHRASE, config_option, json_option, load_peer, own_file
 from peer.errors import ConfigError, PeerUnreachable, SecurityError, SottoError
 
 if TYPE_CHECKING:
@@ -202,13 +202,16 @@ def revoke(directory: Path, name: str, keep_newest: bool, as_json: bool) -> int:
 
 
 @click.command(cls=SottoCommand)
+@click.argument("place", required=False, metavar="[DIR]", type=click.Path(path_type=Path, exists=True))
 @config_option
 @click.option(
     "--offline", is_flag=True, help="Ask nobody: check the file, the task and its data, as `sotto lab validate`."
 )
 @json_option
-def doctor(config_file: Path | None, offline: bool, as_json: bool) -> int:
+def doctor(place: Path | None, config_file: Path | None, offline: bool, as_json: bool) -> int:
     """Diagnose the connections between this peer and its neighbours, and suggest remedies.
+
+    DIR is the folder of one device, or one with the folder of no other; by default the one here.
 
     Checks the configuration, certificates, keys and port. For each neighbour, checks whether it can be dialled and can
     dial back and whether full packets reach it, and compares release, shared configuration and clock. It works whether
@@ -217,9 +220,11 @@ def doctor(config_file: Path | None, offline: bool, as_json: bool) -> int:
 
     \b
     Examples:
-      sotto doctor --config peer.toml
+      sotto doctor kits/peer-0
       sotto doctor --offline
     """
+    if config_file is None and place is not None:
+        config_file = place if place.is_file() else own_file(folder=place)
     if offline:
         from peer.cli.validate import validate
 

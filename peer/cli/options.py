@@ -62,13 +62,22 @@ peers_option = click.option(
 )
 
 
-def own_file(beside: str = "peer.key") -> Path:
-    """Return ./peer.toml; without it that of the only device here whose folder has a key, or what else is to lie
-    `beside` its file."""
+def own_file(beside: str = "peer.key", folder: Path = Path()) -> Path:
+    """Return the peer.toml of a folder, by default of the working directory; without it that of the only device below
+    whose folder has a key, or what else is to lie `beside` its file."""
     from peer.config.options import configurations_below
 
-    found = [each for each in configurations_below(Path()) if each.with_name(beside).exists()]
-    return DEFAULT_FILE if DEFAULT_FILE.exists() or len(found) != 1 else found[0]
+    found = [each for each in configurations_below(folder) if each.with_name(beside).exists()]
+    return folder / DEFAULT_FILE if (folder / DEFAULT_FILE).exists() or len(found) != 1 else found[0]
+
+
+def operated_file() -> Path:
+    """Return `own_file`; without it that of some device of the only run here that an operator's key belongs to."""
+    from peer.config.options import configurations_below
+
+    files = [*configurations_below(Path()), *(run / "peers/peer-0/peer.toml" for run in _running())]
+    found = {each.parents[1]: each for each in reversed(files) if (each.parents[1] / "operator.key").exists()}
+    return own_file() if own_file().exists() or len(found) != 1 else next(iter(found.values()))
 
 
 def newest_run(pattern: str = "*/config.toml", *, or_device: bool = False) -> Path:
@@ -100,13 +109,20 @@ def _last_written(run: Path) -> float:
     return max(times, default=0.0)
 
 
-def only_running() -> Path:
-    """Return the folder below ./runs whose peers run now, and say on stderr which it is. Raises ConfigError unless it
-    is exactly one."""
+def _running() -> list[Path]:
+    """Return the folders below ./runs whose peers run now."""
     from peer.state.checkpoints import is_in_use
 
     locks = [lock for lock in RUNS.glob("*/peers/peer-*/state/lock") if is_in_use(lock.parent)]
-    runs = sorted({RUNS / lock.relative_to(RUNS).parts[0] for lock in locks})
+    return sorted({RUNS / lock.relative_to(RUNS).parts[0] for lock in locks})
+
+
+def only_running() -> Path | None:
+    """Return the folder below ./runs whose peers run now, and say on stderr which it is; None where that is the one of
+    `own_file`. Raises ConfigError unless it is exactly one."""
+    runs = _running()
+    if not runs and own_file().exists():
+        return None
     if not runs:
         raise ConfigError("there is neither peer.toml nor a run under way in ./runs; name a folder")
     if len(runs) > 1:

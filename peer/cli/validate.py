@@ -40,10 +40,8 @@ def validate(
     config, base, count = load_job(config_file, settings, num_peers)
     findings = [*run_plan.validate_config(config, base, count), *run_plan.missing_here(config, base)]
     if config_file is not None and not config.peers:
-        no_device = (
-            "lists no peers, so it is the file of a run, for `sotto up --config`, and of no device, for `sotto run`"
-        )
-        findings.append(Objection("warning", "peers", no_device))
+        sentence = "lists no peers, so it is the file of a run (`sotto up --config`) and of no device (`sotto run`)"
+        findings.append(Objection("warning", "peers", sentence))
     failed = any(finding.level == "error" for finding in findings)
     data: dict[str, tuple[str, ...]] = {}
     if read_data and not failed:

@@ -725,21 +725,22 @@ def load_device(
 ) -> Config:
     """Return the configuration of one device, as `load`. Raises ConfigError also for a file without peers, and where
     there is none says what makes one, or trains the `script` that was named without one."""
-    here = f"`sotto up {script or 'SCRIPT'} --peers 3` trains on this machine alone"
-    several = "`sotto init --peers 3` begins a run of several devices"
+    here, several = (
+        "`sotto up {} {}` trains on this machine alone",
+        "`sotto init --peers 3` begins a run of several devices",
+    )
     if not path.exists():
         near = instead_of(path)
-        problem = (
-            near if near.startswith(MEANT) else f"; {here}, {several}, and `sotto join` takes an invitation to one"
+        what = (
+            f"; {here.format(script or 'SCRIPT', '--peers 3')}, {several}, and `sotto join` takes an invitation to one"
         )
-        raise ConfigError(_others_to_name(path) or f"no such file{problem}", file=str(path))
+        problem = f"no such file{near if near.startswith(MEANT) else what}"
+        raise ConfigError(_others_to_name(path) or problem, file=str(path))
     config = load(path, overrides=overrides, environment=environment)
     if not config.peers:
-        if config.training.task != OWN_LOOP and script is None:
-            here = f"`sotto up --config {path}` trains its task on this machine alone"
-            several = f"`sotto init cluster kits --peers 3 --config {path}` makes the folders of several devices"
-        what = _others_to_name(path) or f"{here}, {several}"
-        raise ConfigError(f"lists no [[peers]], so it is the file of a run and of no device; {what}", file=str(path))
+        what = here.format(*((script, "--peers 3") if script else ("--config", path)))
+        problem = "lists no [[peers]], so it is the file of a run and of no device; "
+        raise ConfigError(problem + (_others_to_name(path) or f"{what}, {several}"), file=str(path))
     return config
 
 

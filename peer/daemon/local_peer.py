@@ -6,6 +6,7 @@ The parts of the daemon read it and never change it. It knows no clock and no so
 from __future__ import annotations
 
 import logging
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -142,6 +143,13 @@ class LocalPeer:
         return self.roster.me
 
     @property
+    def as_option(self) -> str:
+        """This device's file as commands take it, after a blank; empty where they find it in the working directory."""
+        file, here = (self.setup.base / "peer.toml").absolute(), Path.cwd()
+        near = file.relative_to(here) if file.is_relative_to(here) else file
+        return "" if file.parent == here else f" --config {shlex.quote(str(near))}"
+
+    @property
     def begins(self) -> bool:
         """Whether the run begins with this peer; any other joins later."""
         return self.number in self.setup.first_members
@@ -208,10 +216,11 @@ class LocalPeer:
         days = (until - utc_now()).days
         if days < _EXPIRES_SOON_DAYS:
             log.warning(
-                "the certificate of %s, or of its authority, is valid until %s only; renew it with `sotto init --join`"
-                " and `sotto admin sign`, then `sotto admin reload`",
+                "the certificate of %s, or of its authority, is valid until %s only; renew it with"
+                " `sotto init --join renewed --name %s` and `sotto admin sign`, then `sotto admin reload`",
                 self.name,
                 f"{until:%Y-%m-%d}",
+                self.name,
             )
 
     def renew_certificate(self) -> bool:

@@ -105,24 +105,19 @@ def write_cluster(
     peer_files = [(folder / "peer.pem", folder / "peer.key") for folder in folders]
     certificates = [*authority_files, *operator_files, *(file for pair in peer_files for file in pair)]
     # All are looked at before the first is written: half of an old cluster is worse than an error.
-    if not force:
-        for file in (*certificates, *(folder / "peer.toml" for folder in folders)):
-            if file.exists():
-                problem = (
-                    "already exists; name another folder, as in `sotto init cluster FOLDER` or `sotto init --peers N"
-                )
-                raise ConfigError(
-                    f"{problem} -o FOLDER`, or replace the keys of all devices with --force", file=str(file)
-                )
+    wanted = (*certificates, *(folder / "peer.toml" for folder in folders))
+    if not force and (old := next(filter(Path.exists, wanted), None)) is not None:
+        elsewhere = "name another folder, as in `sotto init cluster FOLDER` or `sotto init --peers N -o FOLDER`"
+        raise ConfigError(f"already exists; {elsewhere}, or replace the keys of all with --force", file=str(old))
     # State, invitations and figures of the run whose keys go belong to no other.
-    states = [folder / config.state.directory for folder in folders]
-    further = [folder for folder in directory.glob("peer-*") if folder not in folders]
-    for old in (*states, *further, directory / "invitations", directory / "collected"):
-        if old.exists():
-            problem = (
-                f"is of an earlier run, and its keys would be replaced; delete {directory}, or name another folder"
-            )
-            raise ConfigError(problem, file=str(old))
+    further = [*directory.glob("peer-*"), directory / "invitations", directory / "collected"]
+    left = (
+        *(folder / config.state.directory for folder in folders),
+        *(each for each in further if each not in folders),
+    )
+    if (old := next(filter(Path.exists, left), None)) is not None:
+        problem = f"is of an earlier run, and its keys would be replaced; delete {directory}, or name another folder"
+        raise ConfigError(problem, file=str(old))
     copied = _copied_files(config, base) if to_be_copied else {}
     authority = CertificateAuthority.create(config.run.name, days=ca_days or CA_DAYS)
     issued: list[Issued] = []

@@ -131,7 +131,7 @@ def _certificate(security: Access | None) -> Iterator[Finding]:
             "certificate",
             "warning",
             'security.mode is "insecure": connections are neither encrypted nor authenticated',
-            "create certificates with `sotto init cluster`, unless this is an experiment on one machine",
+            "create certificates with `sotto init cluster kits --peers N`, unless this is an experiment on one machine",
         )
         return
     if isinstance(security, TokenAccess):
@@ -142,7 +142,8 @@ def _certificate(security: Access | None) -> Iterator[Finding]:
     left = security.identity.not_after - datetime.datetime.now(datetime.UTC)
     sentence = f"issued to {security.identity.name}, valid until {security.identity.not_after:%Y-%m-%d}"
     if left < datetime.timedelta(days=SOON_DAYS):
-        advice = "renew it: `sotto init --join` here, then `sotto admin sign` where the cluster was created"
+        ask = f"`sotto init --join renewed --name {security.identity.name}`"
+        advice = f"renew it: {ask} here, then `sotto admin sign kits request.pem` where the cluster was created"
         yield Finding("certificate", "warning", f"{sentence}, {left.days} days from now", advice)
     else:
         revoked = 0 if security.revoked is None else len(security.revoked)
@@ -223,7 +224,10 @@ async def _neighbor(
             entry.advertise, "probe", {"index": me}, name=entry.name, security=security, timeout_s=TIMEOUT_S
         )
     except SecurityError as error:
-        advice = "get a valid certificate for this device: `sotto init --join`, then `sotto admin sign`"
+        ask = f"`sotto init --join renewed --name {config.own.name}` here"
+        advice = (
+            f"get a valid certificate: {ask}, then `sotto admin sign kits request.pem` where the cluster was created"
+        )
         return [Finding(entry.name, "error", str(error), advice, exit_code=error.exit_code)]
     except RemoteError as error:
         return [Finding(entry.name, "error", str(error), _advice(str(error)), exit_code=error.exit_code)]

@@ -12,6 +12,8 @@ from PIL import Image
 
 from peer import native
 from peer.config.options import load
+from peer.errors import PeerUnreachable
+from peer.ops.local_cluster import free_ports
 from peer.terminal import command
 from tests.cli.runner import sotto
 
@@ -82,6 +84,33 @@ def test_kits_of_a_script_lie_where_one_says_and_are_replaced_aloud() -> None:
     assert (config.peers[0].advertise, config.run.rounds) == ("192.0.2.7:7700", 9)
 
 
+@pytest.mark.parametrize("command", ["doctor", "doctor kits", "doctor kits/peer-0", "doctor kits/peer-0/peer.toml"])
+def test_doctor_finds_the_device_below_a_folder(command: str) -> None:
+    sotto("init", "--peers", "2", "--host", f"127.0.0.1:{free_ports(1)[0]}")
+    assert "this is peer-0" in sotto(*command.split()).stdout
+
+
+@pytest.mark.parametrize("command", ["doctor", "doctor kits"])
+def test_doctor_does_not_choose_between_devices(command: str) -> None:
+    sotto("init", "cluster", "kits", "--peers", "2")
+    result = sotto(*command.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "name the file of a device: --config kits/peer-0/peer.toml or kits/peer-1/peer.toml" in result.stderr
+
+
+@pytest.mark.parametrize("kits", [("--peers", "2"), ("cluster", "kits", "--peers", "2")])
+@pytest.mark.parametrize("command", ["status", "stop", "remove peer-1"])
+def test_a_command_that_a_log_names_finds_the_device_here(command: str, kits: tuple[str, ...]) -> None:
+    options = () if "cluster" in kits else ("--host", "127.0.0.1")
+    assert sotto("init", *kits, *options).exit_code == 0
+    result = sotto(*command.split())
+    if "cluster" in kits and "remove" not in command:
+        assert result.exit_code == 2, "it addresses one device, and here are two"
+        return
+    assert result.exit_code == PeerUnreachable.exit_code
+    assert "nobody listens at 127.0.0.1:7700" in result.output
+
+
 def test_a_valid_configuration_is_called_valid() -> None:
     result = sotto("lab", "validate", "-n", "8")
     assert result.exit_code == 0
@@ -92,7 +121,10 @@ def test_a_file_without_peers_is_said_to_be_no_devices() -> None:
     assert sotto("init").exit_code == 0
     result = sotto("lab", "validate")
     assert result.exit_code == 0
-    assert "warning: peers: lists no peers, so it is the file of a run" in result.stdout
+    assert (
+        "warning: peers: lists no peers, so it is the file of a run (`sotto up --config`) and of no device"
+        in result.stdout
+    )
     found = json.loads(sotto("lab", "validate", "--json").stdout)["findings"]
     assert [each["level"] for each in found if each["key"] == "peers"] == ["warning"]
     assert "lists no peers" not in sotto("lab", "validate", "-n", "3").stdout, "no file was asked about"

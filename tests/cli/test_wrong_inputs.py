@@ -87,7 +87,7 @@ CASES = [
         for words, says in (
             ("run train.py", f"`sotto up train.py --peers 3` trains on this machine alone, {SEVERAL}"),
             *(
-                (words, "`sotto up --config peer.toml` trains its task on this machine alone")
+                (words, f"`sotto up --config peer.toml` trains on this machine alone, {SEVERAL}")
                 for words in (
                     *("run", "doctor", "status", "stop", "remove peer-2", "watch .", "watch peer.toml", "export ."),
                     *("status --all", "status --json", "admin reload", "admin leave", "admin rejoin", "admin audit"),

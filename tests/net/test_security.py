@@ -266,7 +266,9 @@ def test_a_clock_that_is_a_little_behind_is_forgiven_and_one_far_behind_is_named
 
 
 def test_files_of_another_peer(folder: Path) -> None:
-    with pytest.raises(SecurityError, match="is made out to 'ada', but this peer is 'ben'; if this device was renamed"):
+    with pytest.raises(
+        SecurityError, match=r"made out to 'ada', but this peer is 'ben'; .*`sotto init --join ben --name"
+    ):
         load(folder, "ben")
 
 
@@ -306,7 +308,7 @@ def test_files_that_are_missing_or_hold_something_else(folder: Path, file: str) 
     with pytest.raises(SecurityError, match=rf"{file} does not hold a PEM"):
         load(folder)
     (folder / file).unlink()
-    with pytest.raises(SecurityError, match=rf"{file} does not exist; `sotto init` makes certificates"):
+    with pytest.raises(SecurityError, match=rf"{file} does not exist; `sotto init cluster` makes it"):
         load(folder)
     (folder / file).mkdir()
     with pytest.raises(SecurityError, match=rf"{file} cannot be read"):

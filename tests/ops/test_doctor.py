@@ -255,7 +255,9 @@ def test_certificates_that_end_soon_are_revoked_readable_or_of_others(kits: Path
 
     use(days=10)
     _, findings = examine(kits, 0)
-    assert "9 days from now → renew it: `sotto init --join` here" in of(findings, "certificate", "warning")
+    assert "9 days from now → renew it: `sotto init --join renewed --name peer-0` here" in of(
+        findings, "certificate", "warning"
+    )
     use(days=10, name="peer-1")
     code, findings = examine(kits, 0)
     assert (code, "is made out to 'peer-1', but this peer is 'peer-0'" in of(findings, "certificate", "error")) == (

@@ -137,15 +137,16 @@ def load_credentials(
         )
     if name is not None and identity.name != name:
         raise SecurityError(
-            f"{certificate_file} is made out to {identity.name!r}, but this peer is {name!r}; if this device was"
-            f" renamed, give it back the name {identity.name!r} in [[peers]] on all devices, since runs know peers"
-            " by their names, or let it join as a new one (`sotto init --join`); if not, correct peer.index"
+            f"{certificate_file} is made out to {identity.name!r}, but this peer is {name!r}; a run knows peers by"
+            f" their names: give a renamed device the name {identity.name!r} again in [[peers]] on all devices, or let"
+            f" it join as a new one (`sotto init --join {name} --name {name}`); otherwise, correct peer.index"
         )
     revoked = RevocationList(ca_pem, base_dir / options.revoked)
     try:
         revoked.check(identity.serial, identity.name)
     except SecurityError as error:
-        raise SecurityError(f"{certificate_file}: {error}; ask for a new one with `sotto init --join`") from None
+        ask = f"`sotto init --join renewed --name {identity.name}`"
+        raise SecurityError(f"{certificate_file}: {error}; ask for a new one with {ask}") from None
     return Credentials(identity, ca_pem, certificate_pem, key_pem, revoked)
 
 

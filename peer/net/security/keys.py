@@ -60,7 +60,7 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError:
         raise SecurityError(
-            f'{path} does not exist; `sotto init` makes certificates, security.mode = "insecure" goes without'
+            f'{path} does not exist; `sotto init cluster` makes it, security.mode = "insecure" goes without'
         ) from None
     except OSError as error:
         raise SecurityError(f"{path} cannot be read: {error.strerror}") from None
