@@ -106,8 +106,9 @@ class Replay:
             self._repeatable = False
             saved = ", and every round is saved from now on" if steps.records_all else ""
             self._recovery.notices.append(
-                f"{name}: the script's steps of round {record.round} come to another result than before. What the"
-                f" neighbours were sent counts{saved}; is all in keep that the script draws numbers or data from?"
+                f"{name}: nothing is lost, but the steps of round {record.round} are taken once more, and come out"
+                " otherwise: a DataLoader that is not in keep, for one, begins a new pass. What neighbours were sent"
+                f" counts{saved}; for equal bits put all in keep that the script draws from, as StatefulDataLoader"
             )
         if not self._repeatable:
             self._impose(following)

@@ -490,9 +490,9 @@ def test_steps_that_are_repeated_to_another_result_are_told_of_once_and_recorded
     part(killed / file.name, 6, 7.0)
     part(killed / file.name, 12, 1.0)
     assert [each.is_repeated for each in steps_in(killed)] == [True] * 3 + [False] * 9
-    told = [line for line in caplog.messages if "another result than before" in line]
+    told = [line for line in caplog.messages if "nothing is lost, but the steps of round" in line]
     assert len(told) == 1
-    assert "the script's steps of round 0 come" in told[0]
+    assert "the steps of round 0 are taken once more, and come out otherwise: a DataLoader" in told[0]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
