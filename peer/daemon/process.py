@@ -70,8 +70,7 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
     is told that its file has changed. Passing obstacles, such as an address or a disk that is not there yet after a
     boot, are waited out, unless another process waits for this one. Raises SottoError.
     """
-    for finding in refuse_errors(validate_config(settle(config, base).config, base)):
-        log.warning("%s: %s", finding.key, finding.sentence)
+    warn_of(config, base)
     patience = Patience(config, base)
     try:
         with private_files():
@@ -91,6 +90,14 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
             # The sentence names one line; a person who mends the task may need those that led there.
             log.error("the task failed", exc_info=error.__cause__)
         raise
+
+
+def warn_of(config: Config, base: Path) -> None:
+    """Log what theory says against a configuration. Raises ConfigError for errors."""
+    for finding in refuse_errors(validate_config(settle(config, base).config, base)):
+        # Others that cannot reach each other refuse to start themselves, unless they are seats that are still free.
+        if finding.key != "peers":
+            log.warning("%s: %s", finding.key, finding.sentence)
 
 
 class Patience:

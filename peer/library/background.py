@@ -20,8 +20,7 @@ from peer.config.options import Config
 from peer.daemon.assembly import assemble_around
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.members import rejoining
-from peer.daemon.members.first_peer_list import settle
-from peer.daemon.process import Daemon, Patience, require_addresses
+from peer.daemon.process import Daemon, Patience, require_addresses, warn_of
 from peer.daemon.process import log as daemon_log
 from peer.daemon.runtime import Runtime
 from peer.errors import SottoError, UsageError
@@ -31,7 +30,7 @@ from peer.library.loop_steps import LoopSteps
 from peer.library.meeting import End, Meeting, Restored
 from peer.library.place import Host, Place, read_config
 from peer.records import RoundRecord
-from peer.run.plan import final_rounds, refuse_errors, validate_config
+from peer.run.plan import final_rounds
 from peer.state.kept_file import SCRIPT_SAYS, ScriptSays
 from peer.state.metrics import EvaluationRecord
 from peer.terminal import LineFormatter
@@ -134,8 +133,7 @@ class Background(Host):
     def open(self, steps: LoopSteps, config: Config) -> int:
         speak()
         base = self._path.parent
-        for finding in refuse_errors(validate_config(settle(config, base).config, base)):
-            daemon_log.warning("%s: %s", finding.key, finding.sentence)
+        warn_of(config, base)
         self._config, self._local = config, self._opened(steps, config)
         steps.disk = self._local.folder.disk
         said = ScriptSays(config.run.rounds, steps.criteria)

@@ -12,8 +12,10 @@ from PIL import Image
 
 from peer import native
 from peer.config.options import load
+from peer.daemon.process import warn_of
 from peer.errors import PeerUnreachable
 from peer.ops.local_cluster import free_ports
+from peer.run.plan import validate_config
 from peer.terminal import command
 from tests.cli.runner import sotto
 
@@ -82,6 +84,15 @@ def test_kits_of_a_script_lie_where_one_says_and_are_replaced_aloud() -> None:
     assert "replaced the keys in my kits: devices that were given the old ones need their new folder" in replaced.stdout
     config = load(Path("my kits/peer-0/peer.toml"), environment={})
     assert (config.peers[0].advertise, config.run.rounds) == ("192.0.2.7:7700", 9)
+
+
+def test_seats_that_are_free_are_no_fault_of_a_device_that_starts(caplog: pytest.LogCaptureFixture) -> None:
+    sotto("init", "--peers", "3", "--host", "10.0.0.1")
+    config, base = load(Path("kits/peer-0/peer.toml"), environment={}), Path("kits/peer-0")
+    findings = {each.key for each in validate_config(config, base) if each.level == "warning"}
+    assert "peers" in findings, "of a whole cluster it is one"
+    warn_of(config, base)
+    assert {message.partition(":")[0] for message in caplog.messages} == findings - {"peers"}
 
 
 @pytest.mark.parametrize("command", ["doctor", "doctor kits", "doctor kits/peer-0", "doctor kits/peer-0/peer.toml"])
