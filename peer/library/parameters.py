@@ -144,8 +144,8 @@ class ExchangedParameters:
         where one is not finite."""
         return self._joined(
             lambda each: self.masters.get(id(each), each).detach(),
-            "parameter {} holds values that are not finite, so nothing of this round is sent; lower the learning rate,"
-            " clip gradients, or skip such steps as torch.amp.GradScaler does",
+            "parameter {} holds values that are not finite, so nothing of this round is sent; look at loss and samples,"
+            " lower the learning rate, clip gradients, or skip such steps as torch.amp.GradScaler does",
         )
 
     def displacement(self, base: Vector) -> Vector:

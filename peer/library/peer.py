@@ -393,7 +393,7 @@ class Peer:
                 "the model has changed since the head of the loop; call average_gradients() before optimizer.step(),"
                 " and read peer.done behind that"
             )
-        gradients = self._parameters.gradients()
+        gradients = self._finite(self._parameters.gradients, self._steps_in_run + 1)
         gradients *= np.float32(weight)
         self._is_torn = self._is_heard = True
         mean = self._mean_of(gradients, self._mean_loss())
@@ -523,10 +523,24 @@ class Peer:
             self._saved_as,
         )
 
+    def _finite(self, read: Callable[[], Vector], step: int) -> Vector:
+        """Return what is read of the model after so many steps of the run. The error of one that is not finite says
+        where that is, and which loss was not either, if the script tells each."""
+        try:
+            return read()
+        except UsageError as error:
+            losses = map(float, self._losses if len(self._losses) == self._every else ())
+            told = [
+                (number, loss) for number, loss in enumerate(losses, step - self._every + 1) if not math.isfinite(loss)
+            ]
+            already = "".join(f" the loss was {loss} at step {number} already;" for number, loss in told[:1])
+            raise UsageError(f"round {self._round}, at step {step}:{already} {error}") from None
+
     def _exchange(self) -> None:
-        assert self._base is not None
-        self._look_at(has_moved=not self._parameters.is_at(self._base))
-        displacement = self._parameters.displacement(self._base)
+        base = self._base
+        assert base is not None
+        self._look_at(has_moved=not self._parameters.is_at(base))
+        displacement = self._finite(lambda: self._parameters.displacement(base), self._steps_in_run)
         loss = self._mean_loss()
         repeats, self._repeats = self._repeats, None
         if repeats is not None:

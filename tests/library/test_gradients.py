@@ -163,7 +163,7 @@ def _wrongly(where: sottovoce.Place, how: str) -> None:
     [
         ("headless", "average_gradients() was called again before the loop came to its head"),
         ("step", "call peer.average_gradients(loss) before optimizer.step(), and no step()"),
-        ("infinite", "the gradient of parameter 2.bias holds values that are not finite"),
+        ("infinite", "round 0, at step 1: the gradient of parameter 2.bias holds values that are not finite"),
         ("order", "call average_gradients() before optimizer.step(), and read peer.done behind that"),
         ("weight", "weight is -1.0; it is a number, 0 or more"),
     ],

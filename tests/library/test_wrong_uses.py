@@ -314,6 +314,29 @@ def test_a_model_that_changed(
     assert peer.round == 1
 
 
+@pytest.mark.parametrize(
+    ("losses", "says"),
+    [
+        ((1.0, torch.tensor(torch.nan), torch.inf), "the loss was nan at step 5 already; parameter"),
+        ((1.0, 2.0, -torch.inf), "the loss was -inf at step 6 already; parameter"),
+        ((1.0, 2.0, 3.0), "parameter"),
+        ((None, torch.nan, None), "parameter"),
+    ],
+)
+def test_a_model_that_is_not_finite_is_told_with_the_loss_that_was_not_either(
+    kit: Path, losses: tuple[float | None, ...], says: str
+) -> None:
+    made = model()
+    with sottovoce.join(made, kit, every=3) as peer:
+        for _ in range(3):
+            peer.step(1.0)
+        made.get_parameter("2.weight").detach().fill_(torch.nan)
+        for loss in losses[:2]:
+            peer.step(loss)
+        with pytest.raises(sottovoce.UsageError, match=f"^round 1, at step 6: {says} 2.weight holds values that are"):
+            peer.step(losses[2])
+
+
 def test_loaders_that_cannot_be_trained_on(peer: sottovoce.Peer) -> None:
     with pytest.raises(sottovoce.UsageError, match="the loader gave no batch: it is empty, or an iterator that can be"):
         next(peer.until_done([]))
