@@ -8,7 +8,16 @@ from pathlib import Path
 import click
 
 from peer.cli.app import SottoGroup
-from peer.cli.options import DAYS, DEFAULT_FILE, KITS, PASSPHRASE, job_options, load_config, set_option
+from peer.cli.options import (
+    DAYS,
+    DEFAULT_FILE,
+    KITS,
+    PASSPHRASE,
+    job_options,
+    load_config,
+    set_option,
+    shorthand_options,
+)
 from peer.errors import ConfigError
 from peer.terminal import command
 
@@ -27,6 +36,7 @@ all_keys_option = click.option(
     help="File to write, by default peer.toml; with --peers, the folder, by default kits.",
 )
 @set_option
+@shorthand_options
 @click.option(
     "--join",
     "join",
@@ -72,13 +82,14 @@ def init(
     Examples:
       sotto init                            write ./peer.toml with default values
       sotto init --peers 3                  for a script: this device, two seats
-      sotto init -o run.toml -s graph.kind=torus
+      sotto init -o run.toml --graph torus
       sotto init -o all.toml --all-keys     write every key and what it accepts
       sotto init cluster kits --peers 8     write certificates and device folders
       sotto init --join garage --name garage --host 10.0.0.9
     """
     if context.invoked_subcommand is not None:
         return
+    settings = (*context.meta.pop("peer.shorthands", ()), *settings)
     if join is not None:
         from peer.ops import enrollment
 

@@ -203,8 +203,13 @@ _SHORTHANDS: Mapping[str, tuple[str, type, str, str]] = {
 def job_options(command: Command) -> Command:
     """Return the command with --config, --set and one short option for each key that is set most often.
 
-    The command gets `config_file`, `settings` and `shorthands`.
+    The command gets `config_file` and `settings`.
     """
+    return config_option(set_option(shorthand_options(command)))
+
+
+def shorthand_options(command: Command) -> Command:
+    """Return the command with the short options, which `load_config` counts in."""
     for name, (key, kind, metavar, text) in reversed(list(_SHORTHANDS.items())):
         command = click.option(
             f"--{name}",
@@ -214,7 +219,7 @@ def job_options(command: Command) -> Command:
             callback=_keep_shorthand,
             help=f"{text} [{key}]",
         )(command)
-    return config_option(set_option(command))
+    return command
 
 
 def _keep_shorthand(context: click.Context, option: click.Parameter, value: object) -> None:

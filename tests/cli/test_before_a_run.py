@@ -75,7 +75,7 @@ def test_kits_of_a_script_lie_where_one_says_and_are_replaced_aloud() -> None:
     assert (
         "name another folder, as in `sotto init cluster FOLDER` or `sotto init --peers N -o FOLDER`" in refused.stderr
     )
-    made = sotto("init", "--peers", "3", "--set", "run.rounds=9", "-o", "my kits")
+    made = sotto("init", "--peers", "3", "--set", "run.rounds=9", "--algorithm", "sgp", "-o", "my kits")
     assert made.exit_code == 0
     assert "wrote my kits: 3 peers" in made.stdout
     _, _, again = made.stdout.partition("if that is wrong: ")
@@ -83,7 +83,8 @@ def test_kits_of_a_script_lie_where_one_says_and_are_replaced_aloud() -> None:
     replaced = sotto(*words)
     assert "replaced the keys in my kits: devices that were given the old ones need their new folder" in replaced.stdout
     config = load(Path("my kits/peer-0/peer.toml"), environment={})
-    assert (config.peers[0].advertise, config.run.rounds) == ("192.0.2.7:7700", 9)
+    made_of = config.peers[0].advertise, config.run.rounds, config.algorithm.name, config.training.task
+    assert made_of == ("192.0.2.7:7700", 9, "sgp", "loop")
 
 
 def test_seats_that_are_free_are_no_fault_of_a_device_that_starts(caplog: pytest.LogCaptureFixture) -> None:
