@@ -81,10 +81,11 @@ def operated_file() -> Path:
 
 
 def newest_run(pattern: str = "*/config.toml", *, or_device: bool = False) -> Path:
-    """Return the folder below ./runs that was written to last, of those that hold a run and match, and say on stderr
-    which it is; `or_device`: rather the folder of `own_file`, where that has trained. Raises ConfigError if there is
+    """Return the folder below ./runs that was written to last, of those that hold a run and match; `or_device`:
+    rather the folder of `own_file`, where that has trained. Says on stderr which it is. Raises ConfigError if there is
     none."""
     if or_device and (own := own_file("state")).exists():
+        click.echo(f"{own}, the device here", err=True)
         return own.parent
     runs = {RUNS / file.relative_to(RUNS).parts[0] for file in RUNS.glob(pattern)}
     if not runs:

@@ -47,6 +47,9 @@ def test_without_a_folder_the_newest_run_is_taken_and_named() -> None:
     Path("runs/a-sweep/cells").mkdir(parents=True)
     assert sotto("export", "-o", "m.safetensors").stderr == "runs/new, the newest run here\n"
     assert [*load_file("m.safetensors")] == ["new"]
+    Path("kits/peer-0/state").mkdir(parents=True)
+    Path("kits/peer-0/peer.toml").touch()
+    assert sotto("export").stderr.startswith("kits/peer-0/peer.toml, the device here\n")
     result = sotto("report", "--json")
     assert (result.stderr, json.loads(result.stdout)) == (
         "runs/new, the newest run here\n",
