@@ -112,13 +112,11 @@ def init(
         return
     if name or host:
         raise ConfigError("can only be used with --join", key="--name" if name else "--host")
-    from peer.config.options import OWN_LOOP
     from peer.config.writer import write_peer_file
 
     config, output = load_config(None, settings)[0], output or DEFAULT_FILE
     write_peer_file(output, config, force=force, all_keys=all_keys)
-    script = ["SCRIPT"] if config.training.task == OWN_LOOP else []
-    click.echo(f"wrote {output}; a run on this machine takes it: {command('up', *script, '--config', output)}")
+    click.echo(f"wrote {output}")
 
 
 @init.command()

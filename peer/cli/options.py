@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,8 +93,7 @@ def newest_run(pattern: str = "*/config.toml", *, or_device: bool = False) -> Pa
 
         files = configurations_below(Path())
         which = f", such as {files[0].parts[0]}" if files else ""
-        own = own_file()
-        start = command(*(("run", "SCRIPT", "--config", own) if own.exists() else ("up", "SCRIPT", "--peers", 3)))
+        start = command(*(("run", "SCRIPT") if own_file().exists() else ("up", "SCRIPT", "--peers", 3)))
         raise ConfigError(f"nothing was started here: no peer.toml, no ./runs; start: {start}, or name a folder{which}")
     newest = max(sorted(runs), key=_last_written)
     click.echo(f"{newest}, the newest run here", err=True)
@@ -252,14 +251,12 @@ def load_config(
     return read, base
 
 
-def load_peer(
-    config_file: Path | None, settings: tuple[str, ...] = (), script: Script | None = None
-) -> tuple[Config, Path]:
+def load_peer(file: Path | None, settings: Sequence[str] = (), script: Script | None = None) -> tuple[Config, Path]:
     """Return the configuration of one peer, which runs a `script` if one is named, and its folder; without a file it is
     that of `own_file`."""
     from peer.config.options import load_device
 
-    file, named = config_file or own_file(), None if script is None else shlex.join(script.program_words)
+    file, named = file or own_file(), None if script is None else shlex.join(script.program_words)
     return load_device(file, overrides=settings, script=named), file.parent
 
 

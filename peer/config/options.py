@@ -725,23 +725,17 @@ def load_device(
 ) -> Config:
     """Return the configuration of one device, as `load`. Raises ConfigError also for a file without peers, and where
     there is none says what makes one, or trains the `script` that was named without one."""
-    here, several = (
-        "`sotto up {} {}` trains on this machine alone",
-        "`sotto init --peers 3` begins a run of several devices",
-    )
-    if not path.exists():
-        near = instead_of(path)
-        what = (
-            f"; {here.format(script or 'SCRIPT', '--peers 3')}, {several}, and `sotto join` takes an invitation to one"
-        )
-        problem = f"no such file{near if near.startswith(MEANT) else what}"
-        raise ConfigError(_others_to_name(path) or problem, file=str(path))
-    config = load(path, overrides=overrides, environment=environment)
-    if not config.peers:
-        what = here.format(*((script, "--peers 3") if script else ("--config", path)))
-        problem = "lists no [[peers]], so it is the file of a run and of no device; "
-        raise ConfigError(problem + (_others_to_name(path) or f"{what}, {several}"), file=str(path))
-    return config
+    config = load(path, overrides=overrides, environment=environment) if path.exists() else None
+    if config is not None and config.peers:
+        return config
+    problem = "no such file" if config is None else "lists no [[peers]], so it is the file of a run and of no device"
+    if others := _others_to_name(path):
+        raise ConfigError(f"{problem}; {others}", file=str(path))
+    if (near := instead_of(path)).startswith(MEANT):
+        raise ConfigError(problem + near, file=str(path))
+    words = f"--config {path}" if config is not None and script is None else f"{script or 'SCRIPT'} --peers 3"
+    several = "`sotto init --peers 3` begins a run of several devices, and `sotto join` takes an invitation to one"
+    raise ConfigError(f"{problem}; `sotto up {words}` trains on this machine alone, {several}", file=str(path))
 
 
 def _others_to_name(path: Path) -> str:

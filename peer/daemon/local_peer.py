@@ -6,7 +6,6 @@ The parts of the daemon read it and never change it. It knows no clock and no so
 from __future__ import annotations
 
 import logging
-import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -141,13 +140,6 @@ class LocalPeer:
         """The number of this peer: its index in the list, unless it takes part again after it was lost
         (`gossip.incarnations`)."""
         return self.roster.me
-
-    @property
-    def as_option(self) -> str:
-        """This device's file as commands take it, after a blank; empty where they find it in the working directory."""
-        file, here = (self.setup.base / "peer.toml").absolute(), Path.cwd()
-        near = file.relative_to(here) if file.is_relative_to(here) else file
-        return "" if file.parent == here else f" --config {shlex.quote(str(near))}"
 
     @property
     def begins(self) -> bool:

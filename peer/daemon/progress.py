@@ -200,7 +200,7 @@ class SignedProgress:
     async def _what_members_say(self) -> str:
         """Return the event that it waits for, judged by the members' answers; sign that it was set back once nothing
         forbids it."""
-        roster, name, stop = self._local.roster, self._local.name, f"sotto stop{self._local.as_option}"
+        roster, name = self._local.roster, self._local.name
         try:
             answers = await ask_members(roster, self._local.access)
         except SecurityError as error:
@@ -214,7 +214,7 @@ class SignedProgress:
         if any(answer.linked for answer in answers):
             return (
                 "it still takes part from another process, whose state is newer: two devices have copies of one state"
-                f" folder; stop this one (`{stop}`), or the other one if it is to be replaced"
+                " folder; stop this one (Ctrl-C, `sotto stop` in its folder), or the other one if it is to be replaced"
             )
         few = sum(len(answer.numbers) <= 2 for answer in answers)
         if 2 * few > len(answers) or len(roster.others) < 2:

@@ -295,10 +295,9 @@ class RoundLoop:
             name = self._roster.name(peer)
             if self.round == 0 and peer not in self._neighbors.met:
                 log.warning(
-                    "%s has not come yet, and round 0 needs it: this peer waits. Start it on its device, or"
-                    " invite one where it is a free seat (`sotto invite`); where it runs already, see `sotto doctor%s`",
+                    "%s has not come yet, and round 0 needs it: this peer waits. Start it on its device, or invite one"
+                    " to a free seat (`sotto invite`); if it runs, `sotto doctor` tells what stands in the way",
                     name,
-                    self._local.as_option,
                 )
                 continue
             log.warning(

@@ -110,14 +110,11 @@ def write_cluster(
         elsewhere = "name another folder, as in `sotto init cluster FOLDER` or `sotto init --peers N -o FOLDER`"
         raise ConfigError(f"already exists; {elsewhere}, or replace the keys of all with --force", file=str(old))
     # State, invitations and figures of the run whose keys go belong to no other.
-    further = [*directory.glob("peer-*"), directory / "invitations", directory / "collected"]
-    left = (
-        *(folder / config.state.directory for folder in folders),
-        *(each for each in further if each not in folders),
-    )
-    if (old := next(filter(Path.exists, left), None)) is not None:
-        problem = f"is of an earlier run, and its keys would be replaced; delete {directory}, or name another folder"
-        raise ConfigError(problem, file=str(old))
+    kept = (*directory.glob(f"peer-*/{config.state.directory}"), directory / "invitations", directory / "collected")
+    for old in (*kept, *(each for each in directory.glob("peer-*") if each not in folders)):
+        if old.exists():
+            problem = "is of an earlier run, and its keys would be replaced; delete"
+            raise ConfigError(f"{problem} {directory}, or name another folder", file=str(old))
     copied = _copied_files(config, base) if to_be_copied else {}
     authority = CertificateAuthority.create(config.run.name, days=ca_days or CA_DAYS)
     issued: list[Issued] = []
