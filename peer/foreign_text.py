@@ -13,9 +13,9 @@ def printable(text: str, most: int | None = _MOST_CHARACTERS) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:most])
 
 
-def quote(text: str) -> str:
-    """Return a text, short and printable, in quotation marks."""
-    return repr(text if len(text) <= 80 else text[:79] + "…")
+def quote(text: str, most: int = 80) -> str:
+    """Return a text, printable and at most so long, in quotation marks."""
+    return repr(text if len(text) <= most else text[: most - 1] + "…")
 
 
 def printable_values(value: object) -> object:

@@ -134,7 +134,7 @@ def _next_event(desk: Invitations, made: list[bytes], *, is_for_seats: bool) -> 
     def waits() -> int:
         return len(desk.unanswered(made or None, is_for_seats=is_for_seats))
 
-    with telling(lambda: f"waiting for {waits()} invited devices", partial(click.echo, err=True)):
+    with telling(lambda: f"invited devices that have not come: {waits()}", partial(click.echo, err=True)):
         while waits() or not desk.events.empty():
             with suppress(queue.Empty):
                 return desk.events.get(timeout=0.5)

@@ -147,7 +147,7 @@ class Incoming:
 
     def goodbye(self, peer: int, reason: str) -> None:
         """A neighbour leaves on purpose: for good, if it is no member any more."""
-        told = _GOODBYES.get(reason, f"says goodbye: {quote(reason)}")
+        told = _GOODBYES.get(reason, f"says goodbye: {quote(reason, 240)}")
         self._log(logging.INFO, peer, "%s %s", self._roster.name(peer), told)
         self._neighbors.left[peer] = reason
         self._runtime.wake()

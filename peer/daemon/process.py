@@ -227,6 +227,8 @@ class Daemon:
             # Text from own code may hold data, which stays on this device.
             what = "its task failed" if isinstance(error, TaskError) else str(error)
             failure = f"it ends with an error: {what}".removesuffix(": ")
+            if type(error) is StateError:  # Of one of the files, which others need not know the place of.
+                error.args = (f"{self.local.folder.directory}: {error}",)
             raise error from error.__cause__
         finally:
             notify(f"STOPPING=1\nSTATUS={self.operator.state}, round {self.loop.round} of {self._config.run.rounds}")

@@ -103,8 +103,8 @@ def _packed(value: object, place: str, arrays: dict[str, npt.NDArray[Any]]) -> o
             packed = [_packed(each, f"{place}[{number}]", arrays) for number, each in enumerate(items)]
             return packed if isinstance(value, list) else {_kind(value): packed}
     raise UsageError(
-        f"{place} is a {type(value).__name__}, which cannot be kept: tensors, arrays, numbers, texts, and lists and"
-        " tables of them can"
+        f"{place} is of type {type(value).__name__}, which cannot be kept: tensors, arrays, numbers, texts, and lists"
+        " and tables of them can"
     )
 
 
@@ -212,7 +212,8 @@ class Kept:
     def __init__(self, objects: Sequence[Keepable]) -> None:
         """Raises UsageError for an object that has not both, or that is listed twice."""
         if not isinstance(objects, (list, tuple)):
-            raise UsageError(f"keep is a {type(objects).__name__}; give a list, such as keep=[optimizer, scheduler]")
+            kind = type(objects).__name__
+            raise UsageError(f"keep is of type {kind}; give a list, such as keep=[optimizer, scheduler]")
         self._given = [*objects]
         self._objects = [_stateful(each) for each in objects]
         self._kinds = [type(each).__name__ for each in objects]
@@ -221,8 +222,8 @@ class Kept:
             for method in ("state_dict", "load_state_dict"):
                 if not callable(getattr(self._objects[number], method, None)):
                     raise UsageError(
-                        f"keep[{number}] is a {type(each).__name__}, which has no {method}(); keep takes objects that"
-                        " can save and load their state, such as an optimizer or a torchdata StatefulDataLoader"
+                        f"keep[{number}] is of type {type(each).__name__}, which has no {method}(); keep takes objects"
+                        " that can save and load their state, such as an optimizer or a torchdata StatefulDataLoader"
                     )
             if any(each is other for other in objects[:number]):
                 raise UsageError(f"keep[{number}] is in keep twice ({type(each).__name__})")

@@ -51,7 +51,7 @@ class ExchangedParameters:
         """`private`: names or patterns of the parameters that stay on this device. Raises UsageError for a model whose
         parameters cannot be exchanged."""
         if not isinstance(model, nn.Module):
-            raise UsageError(f"the model is a {type(model).__name__}; join takes a torch.nn.Module")
+            raise UsageError(f"the model is of type {type(model).__name__}; join takes a torch.nn.Module")
         _refuse_wrappers(model)
         # torch.compile wraps a model; names are those of the model itself.
         inner = getattr(model, "_orig_mod", model)

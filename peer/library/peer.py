@@ -82,9 +82,10 @@ class Peer:
         self._gradients = _averages_gradients(average, every, keep, {"overlap": overlap, "private": private, **outer})
         if steps is None and is_alone(where):
             raise UsageError("nothing says how long to train alone; give join the number of steps, steps=N")
-        for call in (evaluate, *callbacks.values()):
+        for event, call in ((None, evaluate), *callbacks.items()):
             if call is not None and not callable(call):
-                raise UsageError(f"a callback is a {type(call).__name__}, which cannot be called")
+                name = "evaluate" if event is None else f"the callback for {event.__name__}"
+                raise UsageError(f"{name} is of type {type(call).__name__}; give a function, without calling it")
         self._parameters, self._kept = ExchangedParameters(model, private), Kept(keep)
         try:
             self._meanings = meanings_of(meaning)
@@ -529,11 +530,11 @@ class Peer:
         try:
             return read()
         except UsageError as error:
-            losses = map(float, self._losses if len(self._losses) == self._every else ())
+            losses = enumerate(map(float, self._losses), step - self._every + 1)
             told = [
-                (number, loss) for number, loss in enumerate(losses, step - self._every + 1) if not math.isfinite(loss)
+                f" the loss was {loss} at step {number} already;" for number, loss in losses if not math.isfinite(loss)
             ]
-            already = "".join(f" the loss was {loss} at step {number} already;" for number, loss in told[:1])
+            already = told[0] if told and len(self._losses) == self._every else ""
             raise UsageError(f"round {self._round}, at step {step}:{already} {error}") from None
 
     def _exchange(self) -> None:

@@ -114,7 +114,7 @@ def read_config(file: str | os.PathLike[str]) -> tuple[Config, Path]:
     """Return the configuration of a file, and its path from the root: a script may change its working directory.
     Raises UsageError or ConfigError."""
     if not isinstance(file, (str, os.PathLike)):
-        raise UsageError(f"the configuration is a {type(file).__name__}; give the path of a peer.toml")
+        raise UsageError(f"the configuration is of type {type(file).__name__}; give the path of a peer.toml")
     path = Path(file)
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give the file in it, {path / 'peer.toml'}")

@@ -296,7 +296,8 @@ class Links:
         """Note why there is no link yet."""
         is_news, self.problems[neighbor.index] = self.problems.get(neighbor.index) != reason, reason
         if is_news and not self._links[neighbor.index].is_parting:
-            self.log.write(log, logging.INFO, neighbor.index, "no link to %s yet: %s", neighbor.name, reason)
+            level = logging.WARNING if "CA did not sign" in reason else logging.INFO
+            self.log.write(log, level, neighbor.index, "no link to %s yet: %s", neighbor.name, reason)
 
     def _went_down(self, connection: Connection, reason: str) -> None:
         peer = connection.neighbor.index

@@ -17,7 +17,7 @@ def why_unreachable(lost: StreamLost, *, name: str, place: str, address: str | N
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return (
             f"{who} shows a certificate that this run's CA did not sign, or that is not valid today; if the clocks are"
-            " right, its folder or this one is of another run"
+            " right, its folder or this one is of another run: copy both again from where `sotto init` made them"
         )
     if "not in peer certificate" in details or "Hostname Verification Check failed" in details:
         return f"{who} shows a certificate made out to another name; is this the address of {name}?"

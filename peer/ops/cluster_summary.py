@@ -28,7 +28,7 @@ def write_cluster_summary(directory: Path, members: Sequence[Member]) -> Summary
     try:
         rounds = [row for store in stores for row in store.rounds()]
         if not rounds:
-            nobody = " ".join(absent) or "no peer has completed a round"
+            nobody = "; ".join(each.partition(". None of")[0] for each in absent) or "no peer has completed a round"
             raise StateError(f"{directory}: there is nothing to report yet: {nobody}")
         compressor = build_compressor(config)
         compresses = algorithm_spec(config).compresses

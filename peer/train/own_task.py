@@ -47,11 +47,11 @@ class UserCode:
             if isinstance(error, SystemExit) and self._what == "script":
                 raise  # Python shows its sentence alone, and exits with its code.
             text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-            raise TaskError(f"error in your {self._what}: {text} ({self._place(error)})") from error
+            raise TaskError(f"in your {self._what}: {text} ({self._place(error)})") from error
 
     def breach(self, problem: str, function: Callable[..., Any]) -> TaskError:
         """Return the error of a function that returned an invalid value."""
-        return TaskError(f"error in your task: {problem} ({self._definition(function)})")
+        return TaskError(f"in your task: {problem} ({self._definition(function)})")
 
     def _place(self, error: BaseException) -> str:
         """Return the innermost line of the user's that was running."""
@@ -64,7 +64,8 @@ class UserCode:
         if place is not None:
             return place
         # For example a model of torch's layers alone, whose sizes do not fit the data.
-        return f"none of your own lines was running; the {self._what} is made in {self._definition(None)}"
+        made = "" if self._what == "script" else f"; the task is made in {self._definition(None)}"
+        return f"none of your own lines was running{made}"
 
     def _definition(self, function: Callable[..., Any] | None) -> str:
         """Return where a function is defined; where the task is made, if that is in a library."""

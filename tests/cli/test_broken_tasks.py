@@ -36,7 +36,7 @@ def test_a_task_that_does_not_work_is_told_before_anything_is_started(
     result = sotto(*arguments(command, where))
     assert result.exit_code == 2, result.output
     (told,) = (line for line in result.stderr.splitlines() if line.startswith("sotto: error: "))
-    assert told.startswith(f"sotto: error: error in your task: {sentence}{FILE}:")
+    assert told.startswith(f"sotto: error: in your task: {sentence}{FILE}:")
     assert "Traceback" not in result.output
     assert result.stdout == ""
     assert not list(tmp_path.glob("runs/*")), "no run was begun"
@@ -57,7 +57,7 @@ def test_a_simulation_whose_task_fails_later_says_so_in_its_summary(
     result = sotto(*arguments("simulate", "later"))
     assert result.exit_code == 2, result.output
     (summary,) = tmp_path.glob("runs/*/summary.json")
-    assert '"ended": "failed: error in your task: KeyError: ' in summary.read_text()
+    assert '"ended": "failed: in your task: KeyError: ' in summary.read_text()
 
 
 def test_a_loss_that_is_no_number_later_ends_the_run_as_diverged(
@@ -83,7 +83,7 @@ def test_a_file_that_one_device_lacks_ends_its_peer_with_a_sentence(
     result = sotto("run", "--config", str(kits / "peer-1" / "peer.toml"))
     assert result.exit_code == 2, result.output
     nothing = f"sotto: error: data.directory: there is nothing at {kits / 'peer-1' / 'sensor'}; "
-    assert f"{nothing}error in your task: FileNotFoundError: " in result.stderr
+    assert f"{nothing}in your task: FileNotFoundError: " in result.stderr
     assert f"{kits / 'peer-1' / 'sensor' / 'train.csv'} not found" in result.stderr
     assert re.search(r"own_task\.py:\d+, in make_task", result.stderr)
     (tmp_path / "run.toml").write_text('[training]\ntask = "mnist"\n[data]\ndirectory = "mnist"\n')

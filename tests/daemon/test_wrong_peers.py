@@ -249,7 +249,7 @@ CASES = [
     Case(
         "task-that-fails",
         nothing,
-        ("error in your task: RuntimeError: the sensor is not plugged in", "wrong_tasks.py:20, in that_fails"),
+        ("in your task: RuntimeError: the sensor is not plugged in", "wrong_tasks.py:20, in that_fails"),
         2,
         ("training.task=tests.train.wrong_tasks:that_fails", "training.task_options={}"),
     ),

@@ -166,7 +166,7 @@ def test_a_script_that_fails_is_shown_and_ends_the_run(script: Path) -> None:
     assert process.returncode == 2, err
     *lines, last = err.splitlines()
     line = SCRIPT.splitlines().index('            raise ValueError("what I did not expect")') + 1
-    sentence = f"error in your script: ValueError: what I did not expect ({script}:{line}, in <module>)"
+    sentence = f"in your script: ValueError: what I did not expect ({script}:{line}, in <module>)"
     assert last.startswith(f"sotto: error: peer-1 ended with code 2: {sentence}")
     assert "the last lines of peer-1:" in lines
     assert f'        File "{script}", line {line}, in <module>' in lines

@@ -83,7 +83,7 @@ def made_for_inference() -> nn.Module:
 
 
 MODELS: list[tuple[str, Callable[[], object], str]] = [
-    ("no module", lambda: [1.0], "the model is a list; join takes a torch.nn.Module"),
+    ("no module", lambda: [1.0], "the model is of type list; join takes a torch.nn.Module"),
     ("nothing to train", lambda: model().requires_grad_(False), "no parameters that require a gradient"),
     (
         "float64",
@@ -167,12 +167,17 @@ ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [
     ("outer momentum 1", {"outer_momentum": 1.0}, "outer_momentum is 1.0; it lies between 0 and 1"),
     ("outer rate 0", {"outer_learning_rate": 0.0}, "outer_learning_rate is 0.0; it lies above 0"),
     ("overlap 2", {"overlap": 2}, "overlap is 2; it is True or False"),
-    ("keep no list", {"keep": torch.optim.SGD(model().parameters())}, "keep is a SGD; give a list"),
-    ("keep a number", {"keep": [3]}, "keep[0] is a int, which has no state_dict()"),
+    ("keep no list", {"keep": torch.optim.SGD(model().parameters())}, "keep is of type SGD; give a list"),
+    ("keep a number", {"keep": [3]}, "keep[0] is of type int, which has no state_dict()"),
     ("keep twice", {"keep": [Broken(1)] * 2}, "keep[1] is in keep twice (Broken)"),
     ("meaning no table", {"meaning": ["cat"]}, "meaning is ['cat']; give a list of names for each of a few kinds"),
     ("meaning a text", {"meaning": {"classes": "cat"}}, "meaning is {'classes': 'cat'}"),
-    ("no callback", {"on_round": "print"}, "a callback is a str, which cannot be called"),
+    ("called already", {"evaluate": (3, 4)}, "evaluate is of type tuple; give a function, without calling it"),
+    (
+        "no callback",
+        {"on_round": "print"},
+        "the callback for RoundDone is of type str; give a function, without calling it",
+    ),
 ]
 
 
@@ -183,10 +188,10 @@ def test_arguments_that_make_no_sense(kit: Path, options: dict[str, Any], senten
 
 
 KEPT: list[tuple[str, object, str]] = [
-    ("a function", lambda: 1, "keep[0].state_dict()['inside'][0] is a function, which cannot be kept"),
-    ("an object", Path("x"), "keep[0].state_dict()['inside'][0] is a PosixPath"),
+    ("a function", lambda: 1, "keep[0].state_dict()['inside'][0] is of type function, which cannot be kept"),
+    ("an object", Path("x"), "keep[0].state_dict()['inside'][0] is of type PosixPath"),
     ("a sparse tensor", torch.eye(2).to_sparse_csc(), "is a tensor without plain values (torch.sparse_csc)"),
-    ("an array of objects", np.array([None]), "is a ndarray, which cannot be kept"),
+    ("an array of objects", np.array([None]), "is of type ndarray, which cannot be kept"),
 ]
 
 
@@ -240,7 +245,7 @@ def test_a_configuration_that_is_not_there(tmp_path: Path) -> None:
         sottovoce.join(model(), tmp_path / "peer.toml", every=1)
     with pytest.raises(sottovoce.UsageError, match="is a folder; give the file in it"):
         sottovoce.place(tmp_path)
-    with pytest.raises(sottovoce.UsageError, match=r"the configuration is a dict; give the path of a peer\.toml"):
+    with pytest.raises(sottovoce.UsageError, match=r"the configuration is of type dict; give the path of a peer\.toml"):
         sottovoce.join(model(), {"task": "loop"}, every=1)
 
 

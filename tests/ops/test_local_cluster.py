@@ -217,7 +217,7 @@ def test_an_error_in_a_users_task_is_told_with_its_line(tmp_path: Path, debug: b
     _, err = process.communicate(timeout=200)
     assert process.returncode == 2, err
     told = err.splitlines()[-1]
-    sentence = f"error in your task: ValueError: the sensor was unplugged ({tmp_path}/sensor.py:12, in Sensor.loss)"
+    sentence = f"in your task: ValueError: the sensor was unplugged ({tmp_path}/sensor.py:12, in Sensor.loss)"
     log = re.fullmatch(rf"sotto: error: peer-. ended with code 2: {re.escape(sentence)} \(see (.*)\)", told)
     assert log, told
     logged = Path(log[1]).read_text()

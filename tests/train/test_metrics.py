@@ -100,10 +100,10 @@ def test_figures_without_samples_or_beyond_floats_are_no_errors() -> None:
 def test_errors_in_metrics_and_batches_are_the_users_before_a_run_starts(where: str, sentence: str) -> None:
     if where == "keys":
         task = regression(where)
-        with pytest.raises(TaskError, match="error in your task: ") as caught:
+        with pytest.raises(TaskError, match="in your task: ") as caught:
             trainer(task).evaluate(np.zeros(2, np.float32))
     else:
-        with pytest.raises(TaskError, match="error in your task: ") as caught:
+        with pytest.raises(TaskError, match="in your task: ") as caught:
             trainer(regression(where))
     assert sentence in str(caught.value)
 

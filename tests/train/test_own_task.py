@@ -68,7 +68,7 @@ def test_what_own_code_raises_is_told_with_its_line(where: str, function: str):
     with pytest.raises(TaskError) as caught:
         start(broken(where))
     place = f"{FILE}:{raised_in(where)}, in {function}"
-    assert str(caught.value) == f"error in your task: KeyError: '{where}' ({place})"
+    assert str(caught.value) == f"in your task: KeyError: '{where}' ({place})"
     assert isinstance(caught.value.__cause__, KeyError), "the cause has the whole traceback"
 
 
@@ -81,7 +81,7 @@ def test_what_an_adjusted_loss_raises_is_told_with_its_line():
 
 
 def test_an_exit_in_own_code_does_not_end_a_peer_as_a_success():
-    with pytest.raises(TaskError, match="error in your task: SystemExit: exit"):
+    with pytest.raises(TaskError, match="in your task: SystemExit: exit"):
         broken("exit")
 
 
@@ -111,7 +111,7 @@ def test_an_error_in_none_of_the_users_lines_names_the_function_that_makes_the_t
 def test_what_own_code_must_not_return_is_told_with_the_function(where: str, sentence: str, function: str):
     with pytest.raises(TaskError) as caught:
         start(broken(where))
-    assert str(caught.value).startswith(f"error in your task: {sentence}")
+    assert str(caught.value).startswith(f"in your task: {sentence}")
     assert str(caught.value).endswith(f"({FILE}:{line_of(f'def {function}(')})")
 
 
@@ -174,8 +174,8 @@ def test_an_own_task_is_recognized_as_what_it_is(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("where", "how", "sentence"),
     [
-        ("loss", "stacked", r"error in your task: KeyError: 'loss' \(.*broken_tasks\.py:\d+, in Broken\.loss\)"),
-        ("backward", "one by one", r"error in your task: KeyError: 'backward' \(.*broken_tasks\.py:\d+, in Backward"),
+        ("loss", "stacked", r"in your task: KeyError: 'loss' \(.*broken_tasks\.py:\d+, in Broken\.loss\)"),
+        ("backward", "one by one", r"in your task: KeyError: 'backward' \(.*broken_tasks\.py:\d+, in Backward"),
         ("vmap", "stacked", r"cannot be computed for all peers as one batch; .*\(vmap"),
     ],
 )

@@ -191,7 +191,7 @@ def test_a_task_may_take_any_options(module):
 def test_own_tasks_that_do_not_work_are_refused_with_the_reason(module, source, attribute, error, sentence):
     with pytest.raises(error, match=sentence) as caught:
         resolve_task(f"{module(source)}:{attribute}")
-    assert str(caught.value).startswith(("training.task", "error in your task: ")) or "integer label" in sentence
+    assert str(caught.value).startswith(("training.task", "in your task: ")) or "integer label" in sentence
 
 
 @pytest.mark.parametrize("name", ["no_such_module_anywhere:make", "peer.no_such_part:make", "no.such.package:make"])

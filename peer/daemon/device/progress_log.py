@@ -60,8 +60,8 @@ class ProgressLog:
             parts.append(f"loss {loss:.3g}")
         if (accuracy := status.get("accuracy")) is not None:
             parts.append(f"accuracy {100 * accuracy:.1f} %")
-        if status["neighbors"]:
-            parts.append(f"{status['neighbors_up']} of {status['neighbors']} neighbours connected")
+        if number := status["neighbors"]:
+            parts.append(f"{status['neighbors_up']} of {number} neighbour{'s' * (number > 1)} connected")
         waiting = status.get("waiting_for")
         self._waits_since = None if not waiting else now if self._waits_since is None else self._waits_since
         if waiting and self._waited(now) >= _NOTABLE_WAIT_S:
