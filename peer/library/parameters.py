@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from peer.compress.layout import Layout
 from peer.compress.magnitude import max_magnitude
-from peer.errors import LocalProtocolError, StateError, UsageError
+from peer.errors import DivergenceError, LocalProtocolError, StateError, UsageError
 from peer.library.kept_state import unpack
 from peer.node.checkpoint_arrays import Arrays, group
 from peer.records import ModelParts
@@ -140,8 +140,8 @@ class ExchangedParameters:
         return all(torch.equal(each.detach().cpu(), part.to(each.dtype)) for each, part in self._parts(vector))
 
     def vector(self) -> Vector:
-        """Return the values of all parameters or their masters, float32[n], in memory of their own. Raises UsageError
-        where one is not finite."""
+        """Return the values of all parameters or their masters, float32[n], in memory of their own. Raises
+        DivergenceError where one is not finite."""
         return self._joined(
             lambda each: self.masters.get(id(each), each).detach(),
             "parameter {} holds values that are not finite, so nothing of this round is sent; look at loss and samples,"
@@ -150,7 +150,7 @@ class ExchangedParameters:
 
     def displacement(self, base: Vector) -> Vector:
         """Return how far the parameters have moved since they got the values of `base: float32[n]`, with the opposite
-        sign: float32[n], in memory of its own. Raises UsageError where one of them is not finite."""
+        sign: float32[n], in memory of its own. Raises DivergenceError where one of them is not finite."""
         moved = self.vector()
         for parameter, part in zip(self._parameters.values(), self.layout.slices, strict=True):
             begun = base[part] if self._is_whole(parameter) else _rounded(base[part], parameter.dtype)
@@ -163,7 +163,7 @@ class ExchangedParameters:
 
     def gradients(self) -> Vector:
         """Return the gradients of all parameters: float32[n], zeros where there is none, in memory of their own. Raises
-        UsageError where one is not finite."""
+        DivergenceError where one is not finite."""
         return self._joined(
             lambda each: torch.zeros_like(each) if each.grad is None else each.grad.to_dense(),
             "the gradient of parameter {} holds values that are not finite, so nothing of this step is sent; lower the"
@@ -192,14 +192,14 @@ class ExchangedParameters:
                     self.masters[id(parameter)].copy_(part)
 
     def _joined(self, of: Callable[[nn.Parameter], torch.Tensor], complaint: str) -> Vector:
-        """Return a tensor of each parameter as one vector, float32[n], in memory of its own. Raises UsageError with the
-        complaint about the first that is not finite."""
+        """Return a tensor of each parameter as one vector, float32[n], in memory of its own. Raises DivergenceError
+        with the complaint about the first that is not finite."""
         vector = np.empty(self.layout.size, np.float32)
         for each, part in zip(self._parameters.values(), self.layout.slices, strict=True):
             torch.from_numpy(vector[part]).view(each.shape).copy_(of(each))
         if not math.isfinite(max_magnitude(vector)):
             name = next(name for name, each in self._parameters.items() if not torch.isfinite(of(each)).all())
-            raise UsageError(complaint.format(name))
+            raise DivergenceError(complaint.format(name))
         return vector
 
     def _parts(self, vector: npt.NDArray[Any]) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:

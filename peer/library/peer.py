@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from peer.config.options import Config, TrainingOptions
-from peer.errors import StateError, UsageError
+from peer.errors import DivergenceError, StateError, UsageError
 from peer.library.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
 from peer.library.here import SIMULATED, is_alone, place
 from peer.library.kept_state import Keepable, Kept, LooseValues, digest, pack, unpack
@@ -381,8 +381,8 @@ class Peer:
         What changes gradients comes after it, such as clipping. A parameter without a gradient has zeros, here and
         afterwards. `loss` is only reported. `weight`: factor of this device's gradients, 1 on average over the devices
         and steps: the tokens of its batch, divided by a number that is the same on all. Raises UsageError for a
-        gradient that is not finite, a model that has changed, and a loop without a head, and otherwise the error that
-        ended the peer.
+        model that has changed and a loop without a head, and otherwise the error that ended the peer, also for a
+        gradient that is not finite.
         """
         self._check_step("average_gradients")
         self._check_average(weight)
@@ -529,13 +529,13 @@ class Peer:
         where that is, and which loss was not either, if the script tells each."""
         try:
             return read()
-        except UsageError as error:
+        except DivergenceError as error:
             losses = enumerate(map(float, self._losses), step - self._every + 1)
             told = [
                 f" the loss was {loss} at step {number} already;" for number, loss in losses if not math.isfinite(loss)
             ]
             already = told[0] if told and len(self._losses) == self._every else ""
-            raise UsageError(f"round {self._round}, at step {step}:{already} {error}") from None
+            raise DivergenceError(f"round {self._round}, at step {step}:{already} {error}") from None
 
     def _exchange(self) -> None:
         base = self._base

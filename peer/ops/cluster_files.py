@@ -107,7 +107,7 @@ def write_cluster(
     # All are looked at before the first is written: half of an old cluster is worse than an error.
     wanted = (*certificates, *(folder / "peer.toml" for folder in folders))
     if not force and (old := next(filter(Path.exists, wanted), None)) is not None:
-        elsewhere = "name another folder, as in `sotto init cluster FOLDER` or `sotto init --peers N -o FOLDER`"
+        elsewhere = "name another folder (DIRECTORY of `sotto init cluster`, -o of `sotto init --peers`)"
         raise ConfigError(f"already exists; {elsewhere}, or replace the keys of all with --force", file=str(old))
     # State, invitations and figures of the run whose keys go belong to no other.
     kept = (*directory.glob(f"peer-*/{config.state.directory}"), directory / "invitations", directory / "collected")

@@ -68,9 +68,7 @@ def test_kits_of_a_script_lie_where_one_says_and_are_replaced_aloud() -> None:
     assert "replaced" not in sotto("init", "--peers", "3").stdout
     refused = sotto("init", "--peers", "3", "--set", "run.rounds=9")
     assert refused.exit_code == 2
-    assert (
-        "name another folder, as in `sotto init cluster FOLDER` or `sotto init --peers N -o FOLDER`" in refused.stderr
-    )
+    assert "name another folder (DIRECTORY of `sotto init cluster`, -o of `sotto init --peers`)" in refused.stderr
     made = sotto("init", "--peers", "3", "--set", "run.rounds=9", "--algorithm", "sgp", "-o", "my kits")
     assert made.exit_code == 0
     assert "wrote my kits: 3 peers" in made.stdout

@@ -21,6 +21,7 @@ from torch.nn.parallel import DataParallel
 
 from peer.config.options import load
 from peer.daemon.process import open_peer
+from peer.errors import DivergenceError
 from peer.state.checkpoints import find_checkpoints
 from tests.library.scripts import write_kits
 
@@ -313,8 +314,9 @@ def test_a_model_that_changed(
 ) -> None:
     assert peer.step()
     change(made)
-    with pytest.raises(sottovoce.UsageError, match=re.escape(sentence)):
+    with pytest.raises(sottovoce.SottoError, match=re.escape(sentence)) as caught:
         peer.step()
+    assert caught.value.exit_code == (4 if "not finite" in sentence or "that are not" in sentence else 2)
     # Nothing of it was sent.
     assert peer.round == 1
 
@@ -338,7 +340,7 @@ def test_a_model_that_is_not_finite_is_told_with_the_loss_that_was_not_either(
         made.get_parameter("2.weight").detach().fill_(torch.nan)
         for loss in losses[:2]:
             peer.step(loss)
-        with pytest.raises(sottovoce.UsageError, match=f"^round 1, at step 6: {says} 2.weight holds values that are"):
+        with pytest.raises(DivergenceError, match=f"^round 1, at step 6: {says} 2.weight holds values that are"):
             peer.step(losses[2])
 
 
