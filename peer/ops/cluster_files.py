@@ -113,8 +113,8 @@ def write_cluster(
     kept = (*directory.glob(f"peer-*/{config.state.directory}"), directory / "invitations", directory / "collected")
     for old in (*kept, *(each for each in directory.glob("peer-*") if each not in folders)):
         if old.exists():
-            problem = "is of an earlier run, and its keys would be replaced; delete"
-            raise ConfigError(f"{problem} {directory}, or name another folder", file=str(old))
+            problem = "is of an earlier run, and its keys would be replaced; name another folder, or delete"
+            raise ConfigError(f"{problem} {directory}", file=str(old))
     copied = _copied_files(config, base) if to_be_copied else {}
     authority = CertificateAuthority.create(config.run.name, days=ca_days or CA_DAYS)
     issued: list[Issued] = []

@@ -158,7 +158,7 @@ def test_what_a_run_has_left_stays_beside_no_other_keys(tmp_path: Path, left: st
     with pytest.raises(ConfigError) as caught:
         write_cluster(tmp_path, Config(), place_peers(2, [], 7700), force=True)
     assert str(caught.value).startswith(f"{tmp_path / left}: is of an earlier run")
-    assert f"delete {tmp_path}, or name another folder" in str(caught.value)
+    assert f"name another folder, or delete {tmp_path}" in str(caught.value)
     assert (tmp_path / "ca.key").read_bytes() == key
     (tmp_path / left).rmdir()
     write_cluster(tmp_path, Config(), place_peers(2, [], 7700), force=True)
