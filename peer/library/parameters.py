@@ -137,7 +137,12 @@ class ExchangedParameters:
 
     def is_at(self, vector: Vector) -> bool:
         """Whether the parameters have the values of a vector, rounded to their types."""
-        return all(torch.equal(each.detach().cpu(), part.to(each.dtype)) for each, part in self._parts(vector))
+        # No generator: what interrupts one that is given up is lost.
+        for each, part in zip(self._parameters.values(), self.layout.slices, strict=True):
+            held = torch.from_numpy(np.array(vector[part])).view(each.shape)
+            if not torch.equal(each.detach().cpu(), held.to(each.dtype)):
+                return False
+        return True
 
     def vector(self) -> Vector:
         """Return the values of all parameters or their masters, float32[n], in memory of their own. Raises

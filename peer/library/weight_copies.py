@@ -64,8 +64,8 @@ class WeightCopies:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 for each in group["params"]:
-                    alike = (p for p in self._parameters.values() if p is not each and _is_like(each, p))
                     if id(each) not in self._parameters:
+                        alike = [p for p in self._parameters.values() if _is_like(each, p)]
                         self._masters += [(each, p) for p in alike if torch.equal(each.detach().to(p), p.detach())][:1]
         for number, optimizer in enumerate(self._optimizers):
             inner = getattr(optimizer, "optimizer", optimizer)
