@@ -139,8 +139,7 @@ class ExchangedParameters:
         """Whether the parameters have the values of a vector, rounded to their types."""
         # No generator: what interrupts one that is given up is lost.
         for each, part in zip(self._parameters.values(), self.layout.slices, strict=True):
-            held = torch.from_numpy(np.array(vector[part])).view(each.shape)
-            if not torch.equal(each.detach().cpu(), held.to(each.dtype)):
+            if not torch.equal(each.detach().cpu(), _copied(vector[part]).view(each.shape).to(each.dtype)):
                 return False
         return True
 
@@ -158,13 +157,11 @@ class ExchangedParameters:
         sign: float32[n], in memory of its own. Raises DivergenceError where one of them is not finite."""
         moved = self.vector()
         for parameter, part in zip(self._parameters.values(), self.layout.slices, strict=True):
-            begun = base[part] if self._is_whole(parameter) else _rounded(base[part], parameter.dtype)
+            # What the script trains in float32 began with all of it.
+            is_whole = parameter.dtype == torch.float32 or id(parameter) in self.masters
+            begun = base[part] if is_whole else _copied(base[part]).to(parameter.dtype).float().numpy()
             np.subtract(begun, moved[part], out=moved[part])
         return moved
-
-    def _is_whole(self, parameter: nn.Parameter) -> bool:
-        """Whether the script trains it in float32."""
-        return parameter.dtype == torch.float32 or id(parameter) in self.masters
 
     def gradients(self) -> Vector:
         """Return the gradients of all parameters: float32[n], zeros where there is none, in memory of their own. Raises
@@ -203,15 +200,14 @@ class ExchangedParameters:
         for each, part in zip(self._parameters.values(), self.layout.slices, strict=True):
             torch.from_numpy(vector[part]).view(each.shape).copy_(of(each))
         if not math.isfinite(max_magnitude(vector)):
-            name = next(name for name, each in self._parameters.items() if not torch.isfinite(of(each)).all())
+            name = next(name for name, each in self._parameters.items() if not torch.isfinite(of(each).float()).all())
             raise DivergenceError(complaint.format(name))
         return vector
 
     def _parts(self, vector: npt.NDArray[Any]) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
         """Yield each parameter with a copy of its part of a vector, in its shape."""
         for parameter, part in zip(self._parameters.values(), self.layout.slices, strict=True):
-            # The vector may be the algorithm's own memory, which nothing may write to.
-            yield parameter, torch.from_numpy(np.array(vector[part])).view(parameter.shape)
+            yield parameter, _copied(vector[part]).view(parameter.shape)
 
     def parts(self) -> ModelParts | None:
         """See `train.model_file.model_parts`."""
@@ -276,10 +272,9 @@ class ExchangedParameters:
         return next((name for name, each in self.model.named_parameters() if id(each) in theirs), None)
 
 
-def _rounded(vector: Vector, dtype: torch.dtype) -> Vector:
-    """Return what a parameter of a type holds of `vector: float32[n]`."""
-    held: Vector = torch.from_numpy(np.array(vector)).to(dtype).float().numpy()
-    return held
+def _copied(part: npt.NDArray[Any]) -> torch.Tensor:
+    """Return a part of a vector that may be the algorithm's own memory, which nothing may write to."""
+    return torch.from_numpy(np.array(part))
 
 
 def kept_beside(training: Arrays) -> dict[str, torch.Tensor]:

@@ -116,8 +116,8 @@ class WeightCopies:
 
     @property
     def is_empty(self) -> bool:
-        """Whether none was found."""
-        return not self._found and not self._masters
+        """Whether there is none for `move_`."""
+        return not self._found and len(self.masters) == len(self._masters)
 
     def state(self) -> list[list[Any]]:
         """Return which states hold weights: what a script that goes on could not see any more."""
