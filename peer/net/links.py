@@ -34,6 +34,7 @@ from peer.net.inbox import LinkLimits, new_pace
 from peer.net.neighbor import Neighbor
 from peer.net.offences import Offences, advice
 from peer.net.tasks import Tasks
+from peer.net.unreachable import OTHER_CA
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.rate_limits import Allowance, Complaints
 from peer.wire.start_model import OTHER_BUFFERS
@@ -296,7 +297,7 @@ class Links:
         """Note why there is no link yet."""
         is_news, self.problems[neighbor.index] = self.problems.get(neighbor.index) != reason, reason
         if is_news and not self._links[neighbor.index].is_parting:
-            level = logging.WARNING if "CA did not sign" in reason else logging.INFO
+            level = logging.WARNING if OTHER_CA in reason else logging.INFO
             self.log.write(log, level, neighbor.index, "no link to %s yet: %s", neighbor.name, reason)
 
     def _went_down(self, connection: Connection, reason: str) -> None:

@@ -30,6 +30,7 @@ from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo, differing_sett
 from peer.net.security.credentials import Access, Credentials, TokenAccess, load_credentials
 from peer.net.transport import Transport
 from peer.net.tunnels import make_socket_folder
+from peer.net.unreachable import OTHER_CA
 from peer.ops.control import newcomers
 from peer.ops.releases import mixed, versions_of
 from peer.ops.standing import from_folder
@@ -330,7 +331,7 @@ async def _tcp_trouble(name: str, address: str, ended: str) -> Finding | None:
 
 
 def _advice(sentence: str) -> str:
-    if "CA did not sign" in sentence:
+    if OTHER_CA in sentence:
         return "use folders that the same `sotto init cluster` wrote, and check the clocks"
     if "made out to another name" in sentence:
         return "check whether two folders were swapped, or the address belongs to another peer"
