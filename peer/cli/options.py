@@ -75,9 +75,11 @@ def operated_file() -> Path:
     """Return `own_file`; without it that of some device of the only run here that an operator's key belongs to."""
     from peer.config.options import configurations_below
 
+    if (own := own_file()).exists():
+        return own
     files = [*configurations_below(Path()), *(run / "peers/peer-0/peer.toml" for run in _running())]
     found = {each.parents[1]: each for each in reversed(files) if (each.parents[1] / "operator.key").exists()}
-    return own_file() if own_file().exists() or len(found) != 1 else next(iter(found.values()))
+    return next(iter(found.values())) if len(found) == 1 else own
 
 
 def newest_run(pattern: str = "*/config.toml", *, or_device: bool = False) -> Path:

@@ -262,8 +262,8 @@ def text(
     _whole("context", context, 2, 65536)
     _whole("width", width, 0, 8192)
     _whole("blocks", blocks, 0, 1000)
-    own_width, own_blocks = GPT_SIZES[model]
     _truth("mask_documents", mask_documents)
+    own_width, own_blocks = GPT_SIZES[model]
     end = END[0] if mask_documents else None
     make = partial(gpt, width or own_width, blocks or own_blocks, context=context, end=end)
     return NextByte("text", make, find_texts(_required(directory, "texts, as .txt or .jsonl files")), context)
