@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peer.net.rpc import Status, StreamLost
 
-OTHER_CA = "this run's CA did not sign"
+OTHER_CA = "shows a certificate that this run's CA did not sign"
 """What is said of the certificate of a peer of another run."""
 _CLOSED_AT_ONCE = ("Socket closed", "Connection reset", "Broken pipe", "handshak", "GOAWAY", "EOF")
 
@@ -18,7 +18,7 @@ def why_unreachable(lost: StreamLost, *, name: str, place: str, address: str | N
     who = f"{name} at {place}"
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return (
-            f"{who} shows a certificate that {OTHER_CA}, or that is not valid today; if the clocks are right, its"
+            f"{who} {OTHER_CA}, or that is not valid today; if the clocks are right, its"
             " folder or this one is of another run: copy both again from where `sotto init` made them"
         )
     if "not in peer certificate" in details or "Hostname Verification Check failed" in details:
