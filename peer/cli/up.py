@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -113,6 +114,7 @@ def up(
         if folder != Path.cwd():
             directory, runs_dir = directory.absolute(), runs_dir.absolute()
             os.chdir(folder)
+        wait_for_peers_that_stop(directory)
         config, base = load_config(directory / "peers" / "peer-0" / "peer.toml", ())
         count = config.num_listed
     else:
@@ -197,6 +199,16 @@ def recorded_script(directory: Path) -> tuple[Script | None, Path]:
     if not Path(call.folder).is_dir():
         raise ConfigError("the folder that this run was started from is gone", key="--resume", value=call.folder)
     return call.script, Path(call.folder)
+
+
+def wait_for_peers_that_stop(directory: Path, timeout_s: float = 15.0) -> None:
+    """Wait while peers of the run are at work: those of a killed `sotto up` finish their round first, and have their
+    folders until then. Peers that stay refuse the new ones."""
+    from peer.state.checkpoints import is_in_use
+
+    deadline = time.monotonic() + timeout_s
+    while any(map(is_in_use, directory.glob("peers/peer-*/state"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def find_run_to_resume(runs_dir: Path, name: str) -> Path:
