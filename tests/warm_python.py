@@ -32,7 +32,13 @@ LIBRARIES = """
 """
 _ROOM_FOR_COMMAND_LINE = " " * 1024
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_TAKEN_OVER = {"PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
+_TAKEN_OVER = {
+    "PYTHONPATH",
+    "PYTHONSAFEPATH",
+    "PYTHONUNBUFFERED",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONBREAKPOINT",  # Ray sets it.
+}
 _LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 _MOST_FILES = 253
 _MOST_BYTES = 1 << 17
