@@ -13,6 +13,10 @@ from typing import Any, Literal, TypeAlias
 Better = Literal["higher", "lower"]
 
 
+ADAPTIVE = ("adam", "adamw", "muon")
+"""Kinds of momentum whose steps are as long as the learning rate says, however long gradients are."""
+
+
 @dataclass(frozen=True)
 class Criterion:
     """A figure, and which values of it are better."""

@@ -20,6 +20,8 @@ class Layout:
     sizes: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...] = ()
     """Shapes of the tensors, in row-major order; empty if they are not needed."""
+    hidden: tuple[int, ...] = ()
+    """Numbers of the layers that are matrices between a model's embeddings and its last layer; with shapes."""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.sizes) or not self.sizes:

@@ -287,9 +287,12 @@ class TrainingOptions(Section):
     """step: fractions of the run at which γ is multiplied by step_factor."""
     step_factor: Positive = 0.1
     """step: factor applied to γ at each milestone."""
-    momentum: Literal["none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam", "adamw", "script"] = "nesterov"
+    momentum: Literal["none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam", "adamw", "muon", "script"] = (
+        "nesterov"
+    )
     """Kind of momentum. qg and qg-nesterov are quasi-global momentum. adamw: Adam, with the weight decay beside it
-    (decoupled). script: the optimizer of a training script that averages gradients; only the script sets it."""
+    (decoupled). muon: adamw, but steps of matrices between embeddings and last layer are orthogonal. script: the
+    optimizer of a training script that averages gradients; only the script sets it."""
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum coefficient β (β₁ of Adam)."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999

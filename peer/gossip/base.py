@@ -31,6 +31,7 @@ from peer.errors import RemoteProtocolError
 from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, RobustMixing, ServerOptions
 from peer.gossip.shared_copies import SharedCopies
+from peer.records import ADAPTIVE
 from peer.wire.message import Message, MessageKind
 
 Digests: TypeAlias = tuple[int, ...]

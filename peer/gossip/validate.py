@@ -33,6 +33,7 @@ from peer.gossip.theta import (
     theorem_5,
 )
 from peer.gossip.topology import Schedule
+from peer.records import ADAPTIVE
 
 DIRECTED_ALTERNATIVES = {
     "d-psgd": "sgp",
@@ -455,7 +456,7 @@ def _theorem_theta(plan: RuleInput) -> float | None:
     if not schedule.is_strongly_connected or not rate > 0:
         return None
     bound = plan.gradient_bound
-    if plan.momentum not in ("none", "adam", "adamw"):
+    if plan.momentum not in ("none", *ADAPTIVE):
         bound /= 1.0 - plan.beta
     if plan.spec.asynchronous:
         return theorem_5(plan.learning_rate, bound, pairwise_mixing_time(schedule.at(0)))
@@ -629,12 +630,12 @@ def _drift_correction_is_stable(plan: RuleInput) -> Iterator[Objection]:
 
 def _learning_rate_with_momentum(plan: RuleInput) -> Iterator[Objection]:
     rate, beta = plan.learning_rate, plan.beta
-    if plan.momentum in ("adam", "adamw"):
+    if plan.momentum in ADAPTIVE:
         if rate > MAX_ADAM_RATE:
             yield _warning(
                 "training.learning_rate",
-                f"Adam moves each weight by about the learning rate in each step, and {rate:g} is far above the usual"
-                f" 0.001; set training.learning_rate below {MAX_ADAM_RATE:g}",
+                f"{plan.momentum} moves each weight by about the learning rate in each step, and {rate:g} is far above"
+                f" the usual 0.001; set training.learning_rate below {MAX_ADAM_RATE:g}",
             )
         return
     effective = rate if plan.momentum == "none" else rate / (1.0 - beta)

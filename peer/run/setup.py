@@ -462,7 +462,7 @@ class RunSetup:
             final=FinalRounds(count=final_rounds(self.config, self.schedule)),
             low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits, exponents=options.factor_exponents),
             robust=robust_mixing(self.config),
-            momentum=partial(make_momentum, self.config.training) if self._momentum_of_mean else NoMomentum,
+            momentum=partial(make_momentum, self.config.training, layout) if self._momentum_of_mean else NoMomentum,
             server=ServerOptions(peer=options.server, model_bits=options.model_bits, model_range=options.model_range),
             shared_copies=self.shared_copies,
         )
@@ -558,7 +558,7 @@ class RunSetup:
                 f"quasi-global momentum needs rounds, but {self.config.algorithm.name} has none",
                 key="training.momentum",
                 value=self.config.training.momentum,
-                valid="none, heavy-ball, nesterov, adam, adamw",
+                valid="none, heavy-ball, nesterov, adam, adamw, muon",
             )
         return PairParticipant(
             algorithm=self.pair_node(peer, layout, x0),

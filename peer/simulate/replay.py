@@ -505,7 +505,7 @@ def _read_momentum(read: _Reader, asynchronous: bool) -> Mapping[str, Any]:
     except ConfigError as error:
         raise ConfigError(error.problem, key=error.key, value=error.value, valid=error.valid, file=read._file) from None
     if asynchronous and momentum.needs_round:
-        valid = "none, heavy-ball, nesterov, adam, adamw"
+        valid = "none, heavy-ball, nesterov, adam, adamw, muon"
         raise inner.error("kind", "follows rounds, and this algorithm has none", valid=valid)
     return settings
 

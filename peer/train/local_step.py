@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -97,7 +97,8 @@ class StartedTraining:
         model.train()
         trained = trained_parameters(model, self.options.only)
         own_memory_(model, self.device)
-        self.layout = Layout.of_shapes([tuple(p.shape) for p in trained.values()], tuple(trained))
+        layout = Layout.of_shapes([tuple(p.shape) for p in trained.values()], tuple(trained))
+        self.layout = replace(layout, hidden=hidden_matrices(model, trained, self.task.num_classes))
         return model, trained
 
     def initial_vector(self) -> Vector:
@@ -163,7 +164,7 @@ class Trainer(StartedTraining):
         self._parameters = list(self._trained.values())
         self._sizes = list(self.layout.sizes)
         self._flat_gradient = torch.empty(self.layout.size, device=self.device)
-        self._momentum = make_momentum(options)
+        self._momentum = make_momentum(options, self.layout)
         self._privacy = privacy
         if privacy is not None:
             self._clipped = ClippedSum(self._loss, self.model, tuple(self._trained), privacy.clip_norm)
@@ -311,8 +312,9 @@ class Trainer(StartedTraining):
         prefix = "momentum."
         momentum = {k.removeprefix(prefix): state[k] for k in state if k.startswith(prefix)}
         for name in ("m", "v"):
-            if name in momentum and momentum[name].shape != (self.layout.size,):
-                raise ValueError(f"momentum {name} has shape {momentum[name].shape}, expected ({self.layout.size},)")
+            size = self._momentum.size_of(name)
+            if name in momentum and momentum[name].shape != (size,):
+                raise ValueError(f"momentum {name} has shape {momentum[name].shape}, expected ({size},)")
         self._momentum.restore(momentum)
         buffers, frozen = (
             {k.removeprefix(part): torch.from_numpy(np.array(state[k])) for k in state if k.startswith(part)}
@@ -508,8 +510,8 @@ def kept_beside(state: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor
     return {name.partition(".")[2]: torch.from_numpy(np.array(state[name])) for name in beside}
 
 
-def make_momentum(options: TrainingOptions) -> Momentum:
-    """Return the configured momentum, at rest."""
+def make_momentum(options: TrainingOptions, layout: Layout | None = None) -> Momentum:
+    """Return the configured momentum of such vectors, at rest."""
     return Momentum(
         options.momentum,
         beta=options.beta,
@@ -517,6 +519,7 @@ def make_momentum(options: TrainingOptions) -> Momentum:
         weight_decay=options.weight_decay,
         beta2=options.beta2,
         clip_norm=options.clip_norm,
+        layout=layout,
     )
 
 
@@ -557,6 +560,25 @@ def trained_parameters(model: torch.nn.Module, only: tuple[str, ...]) -> dict[st
         else:
             parameter.requires_grad_(False)
     return trained
+
+
+def hidden_matrices(model: torch.nn.Module, trained: Mapping[str, torch.nn.Parameter], classes: int) -> tuple[int, ...]:
+    """Return which of the trained parameters are weights of two dimensions or more between embeddings and last layer.
+
+    The last weight is that of the last layer if it is as wide as the classes, or shaped as an embedding.
+    """
+    embeddings, weights = list[torch.nn.Parameter](), dict[int, torch.nn.Parameter]()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim > 1 and "Embedding" in type(module).__name__:
+                embeddings.append(parameter)
+            elif parameter.ndim > 1 and "weight" in name:
+                weights[id(parameter)] = parameter
+    shapes = [each.shape for each in embeddings]
+    if weights and ((last := list(weights.values())[-1]).shape in shapes or classes in last.shape):
+        embeddings.append(last)
+    hidden = weights.keys() - map(id, embeddings)
+    return tuple(number for number, parameter in enumerate(trained.values()) if id(parameter) in hidden)
 
 
 def check_data(task: Task, data: Data, name: str) -> None:

@@ -118,7 +118,7 @@ class StackedTrainer(StartedTraining):
         self._group_size = size
         # It sees the gradients of a group as one, and each has a norm of its own.
         unclipped = options.model_copy(update={"clip_norm": None})
-        self._momenta = [make_momentum(unclipped) for _ in self.groups]
+        self._momenta = [make_momentum(unclipped, self.layout) for _ in self.groups]
 
     @property
     def num_peers(self) -> int:
@@ -214,12 +214,11 @@ class StackedTrainer(StartedTraining):
         prefix = "momentum."
         momentum = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         for name in ("m", "v"):
-            if name in momentum and momentum[name].size != self.num_peers * self.layout.size:
+            if name in momentum and momentum[name].size != self.num_peers * self._momenta[0].size_of(name):
                 raise ValueError(f"momentum {name} has {momentum[name].size} numbers, which do not fit these peers")
-        for number, group in enumerate(self.groups):
-            part = slice(group.start * self.layout.size, group.stop * self.layout.size)
-            own = {name: value if name == "steps" else value[part] for name, value in momentum.items()}
-            self._momenta[number].restore(own)
+        for each, group in zip(self._momenta, self.groups, strict=True):
+            own = {k: v if k == "steps" else v.reshape(self.num_peers, -1)[group].ravel() for k, v in momentum.items()}
+            each.restore(own)
         for name, buffer in self._engine.buffers.items():
             value = torch.from_numpy(np.array(state[f"buffer.{name}"]))
             if value.shape != buffer.shape or value.dtype != buffer.dtype:

@@ -164,7 +164,7 @@ def test_z_of_another_size_or_type_is_a_broken_contract():
 # Bit identity
 
 
-@pytest.mark.parametrize("momentum", ["none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam"])
+@pytest.mark.parametrize("momentum", ["none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam", "muon"])
 def test_two_trainers_agree_bit_for_bit(momentum: str):
     first, second = (make_trainer(momentum=momentum, weight_decay=1e-3, local_steps=2) for _ in range(2))
     z = first.initial_vector()
@@ -311,7 +311,7 @@ def test_weighted_steps_of_devices_add_up_to_those_of_all_samples():
     np.testing.assert_allclose(mean, gradient(everything, 1.0), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("momentum", ["none", "nesterov", "qg", "adam"])
+@pytest.mark.parametrize("momentum", ["none", "nesterov", "qg", "adam", "muon"])
 def test_a_weight_is_the_factor_of_every_step(momentum: str):
     """Adam forgets the scale of its gradients; and the second local step starts where the weighted first one ends."""
     task = points()
@@ -339,7 +339,7 @@ def test_rate_follows_the_configured_schedule():
     assert [trainer.rate(t) for t in (0, 1, 3, 49, 50, 75)] == pytest.approx([0.2, 0.4, 0.8, 0.8, 0.4, 0.2])
 
 
-@pytest.mark.parametrize("momentum", ["nesterov", "qg", "adam"])
+@pytest.mark.parametrize("momentum", ["nesterov", "qg", "adam", "muon"])
 def test_training_goes_on_from_its_state_bit_for_bit(momentum: str):
     whole, first, second = (make_trainer(images("batch"), momentum=momentum, batch_size=4) for _ in range(3))
     z = whole.initial_vector()

@@ -13,6 +13,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from peer.config.options import TrainingOptions
 from peer.errors import DataError, LocalProtocolError
+from peer.records import ADAPTIVE
 from peer.train import stacked as stacked_module
 from peer.train.data import Classification, TensorData
 from peer.train.full_precision.norms import Norm
@@ -84,13 +85,13 @@ def assert_equal_training(
         z = after
 
 
-@pytest.mark.parametrize("momentum", ["none", "nesterov", "qg", "adam"])
+@pytest.mark.parametrize("momentum", ["none", "nesterov", "qg", "adam", "muon"])
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_digits_equal_one_by_one(momentum: str, local_steps: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stacked_module, "_NUMBERS_AT_ONCE", 40_000)  # four peers at once, then two
     chosen = options(momentum=momentum, local_steps=local_steps, learning_rate=0.01)
     # Adam divides by the root of tiny second moments, which magnifies rounding.
-    tolerance = 2e-3 if momentum == "adam" else 1e-5
+    tolerance = 2e-3 if momentum in ADAPTIVE else 1e-5
     assert_equal_training(*both(resolve_task("digits"), chosen, 6), rounds=6, tolerance=tolerance)
 
 
