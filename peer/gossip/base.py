@@ -121,9 +121,12 @@ class AlgorithmSpec:
     """Can clip or trim received models (`NodeContext.robust`): it mixes whole models, and nothing depends on their
     sum."""
 
-    def acts_on_mean(self, momentum: str) -> bool:
-        """Return whether a kind of momentum acts on the mean of all peers' gradients (`NodeContext.momentum`)."""
-        return self.momentum_of_mean or (self.adam_of_mean and momentum in ("adam", "adamw", "script"))
+    def acts_on_mean(self, momentum: str, local_steps: int = 1) -> bool:
+        """Return whether a kind of momentum acts on the mean of all peers' gradients (`NodeContext.momentum`). With
+        several local steps, adamw and muon are made for each of these."""
+        if local_steps > 1 and momentum in ("adamw", "muon"):
+            return False
+        return self.momentum_of_mean or (self.adam_of_mean and momentum in (*ADAPTIVE, "script"))
 
 
 class MixingSchedule(Protocol):
@@ -228,6 +231,8 @@ class NodeContext:
     final: FinalRounds = field(default_factory=FinalRounds)
     server: ServerOptions = field(default_factory=ServerOptions)
     low_rank: LowRankOptions = field(default_factory=LowRankOptions)
+    outer_rate: float = 1.0
+    """How many times as far as γ says the model moves by the mean (`PartitionedAllReduce`)."""
     robust: RobustMixing | None = None
     """Only with `spec.robust_mixing`; None: plain weighted sums."""
     momentum: Callable[[], MomentumRule] = NoMomentum

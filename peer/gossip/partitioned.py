@@ -63,15 +63,17 @@ def _divide(sizes: Sizes, members: tuple[int, ...]) -> _Shares:
 
 
 class PartitionedAllReduce(Algorithm):
-    """x ← x − γ · momentum(U), where U is the mean of all peers' contributions, the same on all peers.
+    """x ← x − γ ω · momentum(U), where U is the mean of all peers' contributions, the same on all peers, and ω is
+    `NodeContext.outer_rate`.
 
     In phase 0 everybody sends each owner this peer's numbers of its part, and in phase 1 the owner tells everybody the
     sum. What a peer does not contribute stays in its error memory E, and so does what an owner does not tell.
 
-    Momentum and weight decay act on U (`spec.momentum_of_mean`), so g is the plain gradient, or the sum of those of
-    several local steps. If every owner tells all the same sum, all peers whose processors round alike hold one x and
-    one momentum, to the bit. When members change, momentum begins anew at all peers; each keeps its E, and a leaving
-    peer's E is lost. A newcomer needs only x.
+    Momentum and weight decay act on U (`spec.acts_on_mean`), so g is the plain gradient, or the sum of those of several
+    local steps. With several, adamw and muon act in each of them, and g is the sum of their directions. If every owner
+    tells all the same sum, all peers whose processors round alike hold one x and one momentum, to the bit. When members
+    change, momentum begins anew at all peers; each keeps its E, and a leaving peer's E is lost. A newcomer needs only
+    x.
 
     A lost peer may have told its sum to some and not to others. Until the graph without it begins, nobody owns its
     part, and E keeps the shares of it. Then all take the model of the first member (`boundary.transfers`); a peer in
@@ -108,7 +110,7 @@ class PartitionedAllReduce(Algorithm):
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         """Send each owner this peer's numbers of its part."""
-        self._t, self._rate, self._phase = t, rate, 0
+        self._t, self._rate, self._phase = t, rate * self.node.outer_rate, 0
         self.error_memory += gradient
         contributions, others = self._contribute(t), self._others(t)
         self._awaits = frozenset(others if self.node.peer in self._owners(t) else ())
@@ -224,7 +226,7 @@ class PartitionedAllReduce(Algorithm):
         contributors."""
         part = self._part_of(message.sender if message.phase else receiver, message.round)
         mean = self._length(message.layers, part) * (message.mixing_weight if message.phase else 1.0)
-        return step_reach(mean, rate, self._momentum, self.x)
+        return step_reach(mean, rate * self.node.outer_rate, self._momentum, self.x)
 
     # State.
 

@@ -342,7 +342,8 @@ class RunSetup:
     @property
     def _momentum_of_mean(self) -> bool:
         """Whether momentum and weight decay act on the mean of all peers' gradients."""
-        return self.spec.acts_on_mean(self.config.training.momentum)
+        training = self.config.training
+        return self.spec.acts_on_mean(training.momentum, training.local_steps)
 
     @property
     def _peers_hold_one_model(self) -> bool:
@@ -460,6 +461,7 @@ class RunSetup:
                 bits_between=self._bits_between,
             ),
             final=FinalRounds(count=final_rounds(self.config, self.schedule)),
+            outer_rate=options.outer_rate,
             low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits, exponents=options.factor_exponents),
             robust=robust_mixing(self.config),
             momentum=partial(make_momentum, self.config.training, layout) if self._momentum_of_mean else NoMomentum,

@@ -83,6 +83,44 @@ def test_logits_are_not_adjusted_where_all_peers_hold_one_model(
     assert RunSetup.open(config, Path(), num_peers=4).training.label_adjustment == expected
 
 
+@pytest.mark.parametrize("algorithm", ["compressed-allreduce", "low-rank"])
+@pytest.mark.parametrize(("momentum", "of_mean"), [("adamw", False), ("muon", False), ("adam", True)])
+def test_several_steps_of_adamw_or_muon_are_averaged_and_the_model_moves_further(
+    algorithm: str, momentum: str, of_mean: bool
+) -> None:
+    chosen = {
+        "algorithm.name": algorithm,
+        "algorithm.outer_rate": 2.0,
+        "algorithm.rank": 64,  # At this, of 64 pixels, it is exact but for the rounding to factor_bits.
+        "algorithm.factor_bits": 16,
+        "graph.kind": "complete",
+        "compressor.kind": "none",
+        "training.momentum": momentum,
+        "training.precision": "float32",
+        "training.local_steps": 3,
+        "training.learning_rate": 0.01,
+        "training.warmup_rounds": 0,
+        "training.weight_decay": 0.1,
+    }
+    config = load(environment={}, overrides=[f"{key}={value}" for key, value in chosen.items()])
+    setup = RunSetup.open(config, Path(), num_peers=3)
+    trainers = [setup.trainer(peer) for peer in range(3)]
+    x0, layout = trainers[0].initial_vector(), trainers[0].layout
+    peers = [gossip.build(algorithm, setup.node(peer, layout), x0.copy()) for peer in range(3)]
+    steps = [each.gradient(x0, 0, 0.01, 0.01).gradient.copy() for each in trainers]
+    outboxes = [peer.begin(0, step, 0.01).sends for peer, step in zip(peers, steps, strict=True)]
+    while any(outboxes):
+        inboxes = [{j: box[i] for j, box in enumerate(outboxes) if i in box} for i in range(3)]
+        exchanges = [peer.advance(inbox) for peer, inbox in zip(peers, inboxes, strict=True)]
+        outboxes = [{} if exchange is None else exchange.sends for exchange in exchanges]
+    moved = x0 - peers[0].model()
+    mean = np.mean(steps, axis=0)
+    if of_mean:
+        mean = setup.node(0, layout).momentum().direction(mean, x0)
+    assert len(layout.hidden) == 1
+    assert np.linalg.norm(moved - 0.02 * mean) < 1e-3 * np.linalg.norm(moved)
+
+
 def test_logits_are_adjusted_where_only_some_rounds_end_with_the_mean() -> None:
     config = load(environment={}, overrides=["algorithm.name=sgp", 'graph.kind=["complete", "directed-ring"]'])
     assert RunSetup.open(config, Path(), num_peers=4).training.label_adjustment == "auto"
