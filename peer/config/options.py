@@ -209,9 +209,9 @@ class AlgorithmOptions(Section):
     """parameter-server with model_bits: the quantization grid covers ± this value."""
     rank: Annotated[int, Field(ge=1, le=64)] = 4
     """low-rank: number of vectors of each factor of a matrix. More follow the gradients more closely and cost
-    proportionally more bytes."""
+    proportionally more bytes. New jobs begin with 16."""
     factor_bits: Annotated[int, Field(ge=2, le=16)] = 8
-    """low-rank: bits per number of the factors."""
+    """low-rank: bits per number of the factors. New jobs begin with 6."""
     factor_exponents: Literal["vector", "layer"] = "vector"
     """low-rank: what has to fit into `factor_bits`. vector: the largest number of each vector. layer: that of all
     vectors of a layer, so that small ones take few bytes. New jobs begin with "layer"; set 2 bits more than with
@@ -650,7 +650,10 @@ CHOICES = Path(__file__).with_name("choices.toml")
 """What new jobs begin with: the table of what was measured, and its version."""
 
 _IMPLIED: Mapping[tuple[str, str, Any], Mapping[str, Mapping[str, Any]]] = {
-    ("algorithm", "name", "low-rank"): {"algorithm": {"factor_exponents": "layer"}},
+    ("algorithm", "name", "low-rank"): {
+        "graph": {"kind": "complete"},
+        "algorithm": {"rank": 16, "factor_bits": 6, "factor_exponents": "layer"},
+    },
     ("algorithm", "name", "compressed-allreduce"): {
         "graph": {"kind": "complete"},
         "compressor": {"fraction": 0.1, "value_bits": 2},
