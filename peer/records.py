@@ -130,12 +130,16 @@ class PeerProgress:
     """starting, connecting, training, waiting, finished, stopped, diverged, lost."""
 
 
+ONE_PROCESS = "one process on all data"
+"""The activity behind the last round: training that the run is compared with."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """The whole run at one moment."""
 
     phase: str
-    """The present activity: "preparing", "starting peers", "training", "one process on all data"."""
+    """The present activity: "preparing", "starting peers", "training", `ONE_PROCESS`."""
     rounds: int
     """Rounds of the whole run; 0 while only a training script knows."""
     elapsed_s: float

@@ -161,7 +161,6 @@ def simulate_programs(
             partial(_run, scripts, simulator, **options),
             directory=directory,
             metrics=metrics,
-            baseline=False,
             started=started,
         )
     return summary

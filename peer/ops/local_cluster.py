@@ -42,7 +42,7 @@ from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
 from peer.ops.resize import Lineup, add_peers
 from peer.ops.rollback import newest_common_round, put_back
 from peer.ops.standing import has_left, script_criteria, with_length
-from peer.records import PeerProgress, Progress
+from peer.records import ONE_PROCESS, PeerProgress, Progress
 from peer.run.plan import refuse_errors, refuse_own_data, validate_config
 from peer.run.setup import RunSetup
 from peer.run.summary import (
@@ -578,13 +578,12 @@ def up(
         summary.ended, summary.seconds = ended, time.monotonic() - cluster.begun_at
         if config.training.precision == FASTEST:
             note_precisions(summary, cluster.chosen_precisions())
-        finish_summary(summary, cluster.stores(), config, cluster.setup, baseline=False)
-        if ended == "completed" and baseline and cluster.trainer is not None:
-            tell = partial(show, "one process on all data", cluster.poll())
-            tell()
-            compare_with_single_process(summary, config, cluster.setup, tell)
+        finish_summary(summary, cluster.stores(), cluster.setup)
         with writing("summary.json"):
             summary.save(directory / "summary.json")
+        if ended == "completed" and baseline and cluster.trainer is not None:
+            tell = partial(show, ONE_PROCESS, cluster.poll())
+            compare_with_single_process(summary, cluster.setup, directory, tell, stop)
     except StateError:
         # Where a peer met the full disk first, it has said so.
         if failure is None:

@@ -806,7 +806,7 @@ class _Simulated:
         best = found.best
         config = with_rates(self.config, best.averaging_rate, best.learning_rate, best.rounds)
         setup = RunSetup.open(config, self.base, self.num_peers)
-        alone = train_single_process(config, setup)
+        alone = train_single_process(setup)
         criterion, start = self._untrained
         if criterion != ACCURACY:
             return replace(found, guessing=start, single_process_figure=alone.metrics[criterion.name])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -18,6 +21,7 @@ from peer.run.machine import machine_facts
 from peer.run.plan import describe_messages
 from peer.run.setup import RunSetup
 from peer.state.checkpoints import StoredVector
+from peer.state.disk import writing
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary, measured
 from peer.train.baseline import single_process
 from peer.train.evaluation import Evaluation
@@ -119,13 +123,11 @@ def _blocks(begin: int, end: int) -> Iterator[slice]:
     return (slice(at, min(at + _BLOCK, end)) for at in range(begin, end, _BLOCK))
 
 
-def finish_summary(
-    summary: Summary, stores: Sequence[MetricsStore], config: Config, setup: RunSetup, *, baseline: bool
-) -> None:
-    """Fill in the figures of the metrics, and those of one process trained on all data if wanted."""
+def finish_summary(summary: Summary, stores: Sequence[MetricsStore], setup: RunSetup) -> None:
+    """Fill in the figures of the metrics."""
     sum_up(summary, stores)
     own = isinstance(setup.manifest, OwnSamples)
-    budgets = [setup.budget_of_privacy(peer) for peer in ([config.peer.index] if own else range(setup.num_peers))]
+    budgets = [setup.budget_of_privacy(peer) for peer in ([setup.config.peer.index] if own else range(setup.num_peers))]
     spent = [budget.spent(summary.completed_rounds) for budget in budgets if budget is not None]
     summary.epsilon = max(spent, default=None)
     distances = [record for store in stores for record in store.consensus()]
@@ -135,8 +137,6 @@ def finish_summary(
         contraction = 1.0 - setup.schedule.spectral_gap
         if last.model_norm > 0.0 and 0.0 <= contraction < 1.0:
             summary.rounds_to_consensus = final_rounds_for(last.consensus_distance, contraction, 1e-3 * last.model_norm)
-    if baseline:
-        compare_with_single_process(summary, config, setup)
 
 
 def sum_up(summary: Summary, stores: Sequence[MetricsStore]) -> None:
@@ -191,22 +191,38 @@ def sum_up(summary: Summary, stores: Sequence[MetricsStore]) -> None:
         summary.class_accuracy = [c / n if n else None for c, n in zip(worst.correct, worst.total, strict=True)]
 
 
+class _NotWantedError(Exception):
+    """Nobody waits for the comparison any more."""
+
+
 def compare_with_single_process(
-    summary: Summary, config: Config, setup: RunSetup, tell: Callable[[], None] = lambda: None
+    summary: Summary, setup: RunSetup, directory: Path | None, show: Callable[[], None], stop: threading.Event | None
 ) -> None:
-    """Fill in the figures of one process that trains on all data. `tell` is called after each round."""
-    found = train_single_process(config, setup, tell)
-    summary.single_process_accuracy = found.accuracy if ACCURACY.name in summary.criteria else None
-    summary.single_process_metrics = dict(found.metrics)
+    """Fill in the figures of one process that trains on all data, and leave the summary in `directory`, if given.
+    `show` is called after each round. If `stop` is set there are no such figures."""
+
+    def told() -> None:
+        show()
+        if stop is not None and stop.is_set():
+            raise _NotWantedError
+
+    with suppress(_NotWantedError):
+        found = train_single_process(setup, told)
+        summary.single_process_accuracy = found.accuracy if ACCURACY.name in summary.criteria else None
+        summary.single_process_metrics = dict(found.metrics)
+        if directory is not None:
+            with writing("summary.json"):
+                summary.save(directory / "summary.json")
 
 
-def train_single_process(config: Config, setup: RunSetup, tell: Callable[[], None] = lambda: None) -> Evaluation:
+def train_single_process(setup: RunSetup, tell: Callable[[], None] = lambda: None) -> Evaluation:
     """Return the evaluation of a model that one process trains on all data with the same schedule.
 
     Its batch is that of all peers together, so that it sees as many samples as the whole run; it computes in full
     precision, so that the comparison also shows the cost of bfloat16 or 8 bits.
     """
-    baseline = single_process(
+    config = setup.config
+    return single_process(
         setup.task,
         config.training.model_copy(update={"precision": "float32"}),
         rounds=config.run.rounds,
@@ -215,8 +231,7 @@ def train_single_process(config: Config, setup: RunSetup, tell: Callable[[], Non
         device=config.peer.device,
         base=setup.base,
         tell=tell,
-    )
-    return baseline.evaluation
+    ).evaluation
 
 
 def _told(summary: Summary, own: Sequence[EvaluationRecord]) -> dict[str, Better]:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -16,10 +16,10 @@ from peer.config.options import Config
 from peer.config.precision_choice import ALL_PEERS
 from peer.config.writer import write_resolved
 from peer.errors import ConfigError, DivergenceError, SottoError
-from peer.records import Progress
+from peer.records import ONE_PROCESS, Progress
 from peer.run.plan import algorithm_spec, why_no_average
 from peer.run.setup import settle_precision
-from peer.run.summary import describe_run, finish_summary, note_precisions
+from peer.run.summary import compare_with_single_process, describe_run, finish_summary, note_precisions
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.parallel import ParallelSimulator
@@ -94,7 +94,6 @@ def run(
             lambda: simulator.run(stop=stop, on_progress=on_progress),
             directory=directory,
             metrics=metrics,
-            baseline=baseline,
             started=started,
         )
         averaged = simulator.averaged_model()
@@ -111,6 +110,13 @@ def run(
                     members=range(num_peers),
                 )
             write_resolved(config, directory / "config.toml", base)
+
+        def show() -> None:
+            if on_progress is not None:
+                on_progress(replace(simulator.progress(time.monotonic() - started), phase=ONE_PROCESS))
+
+        if baseline and summary.ended == "completed":
+            compare_with_single_process(summary, simulator.setup, directory, show, stop)
         models = [participant.model().copy() for participant in simulator.participants]
         return Simulation(summary, models, averaged, trainer)
 
@@ -122,7 +128,6 @@ def run_to_the_end(
     *,
     directory: Path | None,
     metrics: MetricsStore,
-    baseline: bool,
     started: float,
 ) -> None:
     """Let `run` run the simulator; it returns whether the last round was reached. Fill in the summary in any case, and
@@ -142,8 +147,7 @@ def run_to_the_end(
         summary.ended = ended
         summary.seconds = time.monotonic() - started
         simulator.put_links()
-        baseline_wanted = baseline and ended == "completed"
-        finish_summary(summary, [metrics], simulator.config, simulator.setup, baseline=baseline_wanted)
+        finish_summary(summary, [metrics], simulator.setup)
         summary.is_sample = simulator.num_peers > MODELS_EVALUATED_MAX
         if directory is not None:
             with writing("summary.json"):

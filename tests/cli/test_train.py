@@ -12,6 +12,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
@@ -23,6 +24,7 @@ from peer.ops.local_cluster import Cluster
 from peer.records import PeerProgress, Progress
 from peer.report import live
 from peer.terminal import command
+from peer.train import baseline
 from tests.cli.runner import sotto
 
 SMALL = ("-n", "2", "--rounds", "6", "-s", "evaluation.every_rounds=3", "-s", "training.warmup_rounds=0", "--no-live")
@@ -110,6 +112,24 @@ def test_a_diverging_run_ends_with_4_and_still_gets_its_report() -> None:
     assert "Traceback" not in result.output
     assert result.stderr.splitlines()[-1].startswith("sotto: error: ")
     assert "Ended early" in Path("runs/wild/report.html").read_text()
+
+
+@pytest.mark.parametrize("command", ["up", "simulate"])
+def test_ctrl_c_ends_the_comparison_and_keeps_the_run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = baseline.single_process
+
+    def interrupted(*arguments: Any, **options: Any) -> baseline.Baseline:
+        os.kill(os.getpid(), signal.SIGINT)
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr("peer.run.summary.single_process", interrupted)
+    result = sotto(command, *SMALL, "--name", "small")
+    assert result.exit_code == 130, result.stderr
+    assert "one process on all data" in result.stderr
+    found = json.loads(Path("runs/small/summary.json").read_text())
+    assert (found["ended"], found["single_process_accuracy"]) == ("completed", None)
+    assert found["averaged_accuracy"] > 0
+    assert {"model.safetensors", "report.html"} <= {path.name for path in Path("runs/small").iterdir()}
 
 
 def test_ctrl_c_stops_after_the_round_and_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
