@@ -318,4 +318,4 @@ def _rank(estimate: Estimate) -> tuple[bool, float]:
 
 def _momentum_models(config: Config) -> float:
     kind = config.training.momentum
-    return {"none": 0.0, "adam": 2.0, "adamw": 2.0}.get(kind, 1.0)
+    return {"none": 0.0, "adam": 2.0, "adamw": 2.0, "muon": 2.0}.get(kind, 1.0)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -311,7 +311,7 @@ def parse_scenario(tree: object, file: str = "scenario") -> Scenario:
         verified=verified,
         averaging_rate=read.number("averaging_rate", 1.0),
         uniforms=_read_uniforms(read, nodes, dim, rounds),
-        momentum=_read_momentum(read, spec.asynchronous),
+        momentum=_read_momentum(read, spec.asynchronous, layout),
         events=events,
         final=FinalRounds(
             count=read.whole("final_rounds", 0, most=rounds),
@@ -408,12 +408,13 @@ def _is_number(value: object) -> bool:
 
 
 def _read_layout(read: _Reader, dim: int) -> Layout:
-    """Return the layers, each given by its size or by its shape."""
+    """Return the layers, each given by its size or by its shape; all matrices are hidden."""
     layers = read.value("layers", [dim])
     shapes = [each if isinstance(each, list) else [each] for each in layers] if isinstance(layers, list) else []
     if not shapes or not all(shape and all(_is_whole(size) and size >= 1 for size in shape) for shape in shapes):
         raise read.error("layers", "has to be a list of whole numbers above 0, or of lists of them")
-    layout = Layout.of_shapes([tuple(shape) for shape in shapes])
+    hidden = tuple(number for number, shape in enumerate(shapes) if len(shape) > 1)
+    layout = replace(Layout.of_shapes([tuple(shape) for shape in shapes]), hidden=hidden)
     if layout.size != dim:
         raise read.error("layers", "does not add up to dim", valid=f"sizes whose sum is {dim}")
     return layout
@@ -490,7 +491,7 @@ def _read_uniforms(read: _Reader, nodes: int, dim: int, rounds: int) -> Float64A
     return uniforms
 
 
-def _read_momentum(read: _Reader, asynchronous: bool) -> Mapping[str, Any]:
+def _read_momentum(read: _Reader, asynchronous: bool, layout: Layout) -> Mapping[str, Any]:
     """Return the keyword arguments of `Momentum`."""
     settings = dict(read.table("momentum")) if read.tree.get("momentum") else {}
     inner = _Reader(settings, read._file, "momentum.")
@@ -507,7 +508,7 @@ def _read_momentum(read: _Reader, asynchronous: bool) -> Mapping[str, Any]:
     if asynchronous and momentum.needs_round:
         valid = "none, heavy-ball, nesterov, adam, adamw, muon"
         raise inner.error("kind", "follows rounds, and this algorithm has none", valid=valid)
-    return settings
+    return settings | {"layout": layout}
 
 
 def _read_events(read: _Reader, nodes: int) -> tuple[tuple[Any, ...], ...]:

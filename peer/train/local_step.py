@@ -564,19 +564,22 @@ def trained_parameters(model: torch.nn.Module, only: tuple[str, ...]) -> dict[st
 
 def hidden_matrices(model: torch.nn.Module, trained: Mapping[str, torch.nn.Parameter], classes: int) -> tuple[int, ...]:
     """Return which of the trained parameters are weights of two dimensions or more between embeddings and last layer.
+    Gains of norms are none.
 
-    The last weight is that of the last layer if it is as wide as the classes, or shaped as an embedding.
+    That of the last layer is the last one that is as wide as the classes, or shaped as an embedding; beside embeddings
+    the only one of its shape, since a matrix of each block may be shaped as one.
     """
     embeddings, weights = list[torch.nn.Parameter](), dict[int, torch.nn.Parameter]()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.ndim > 1 and "Embedding" in type(module).__name__:
                 embeddings.append(parameter)
-            elif parameter.ndim > 1 and "weight" in name:
+            elif parameter.ndim > 1 and "weight" in name and "Norm" not in type(module).__name__:
                 weights[id(parameter)] = parameter
     shapes = [each.shape for each in embeddings]
-    if weights and ((last := list(weights.values())[-1]).shape in shapes or classes in last.shape):
-        embeddings.append(last)
+    last = [each for each in weights.values() if each.shape in shapes or classes in each.shape][-1:]
+    if last and (not shapes or [each.shape for each in weights.values()].count(last[0].shape) == 1):
+        embeddings += last
     hidden = weights.keys() - map(id, embeddings)
     return tuple(number for number, parameter in enumerate(trained.values()) if id(parameter) in hidden)
 

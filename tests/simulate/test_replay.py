@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -196,6 +197,14 @@ def test_mistakes_in_events_are_named(case):
 def test_mistakes_in_modulo_codes_are_named(code, words):
     with pytest.raises(ConfigError, match=words):
         parse_scenario(scenario("moniqua", 9, compressor=code))
+
+
+def test_matrices_take_the_steps_of_muon():
+    s = scenario("allreduce", 10, dim=12, layers=[[3, 4]], momentum={"kind": "muon"})
+    x = np.array(replay(parse_scenario(s))["x"])
+    step = (x[0] - x[1])[0].reshape(3, 4) / s["lr"]
+    sizes = np.linalg.svd(step, compute_uv=False) / (0.2 * math.sqrt(4))
+    assert np.all((sizes > 0.5) & (sizes < 1.5))
 
 
 def test_quasi_global_momentum_needs_rounds():

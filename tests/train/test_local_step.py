@@ -631,3 +631,27 @@ def test_cuda_without_a_cuda_device_is_refused():
         Trainer(
             points(), TrainingOptions(), rounds=1, seed=0, peer=0, train_indices=all_indices(points()), device="cuda"
         )
+
+
+def blocks(width: int) -> nn.Module:
+    """Two blocks between an embedding, which is the last layer too, and positions: as many as a block's last matrix has
+    rows."""
+    parts = [nn.Sequential(nn.LayerNorm((2, width // 2)), nn.Linear(width, 64), nn.Linear(64, width)) for _ in range(2)]
+    return nn.Sequential(nn.Embedding(64, width), nn.Embedding(width, 64), *parts)
+
+
+@pytest.mark.parametrize(
+    ("model", "hidden"),
+    [
+        (blocks(16), ["2.1", "2.2", "3.1", "3.2"]),
+        (blocks(64), ["2.1", "2.2", "3.1", "3.2"]),
+        (nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False)), ["1"]),
+        (nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3), nn.LayerNorm((2, 4))), ["0"]),
+        (nn.ModuleDict({"head": nn.Linear(8, 3), "body": nn.Linear(6, 8)}), ["body"]),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Linear(4, 3)), ["0", "2"]),
+    ],
+)
+def test_matrices_between_embeddings_and_last_layer_are_hidden(model: nn.Module, hidden: list[str]) -> None:
+    trained = dict(model.named_parameters())
+    numbers = local_step.hidden_matrices(model, trained, 3)
+    assert [list(trained)[number] for number in numbers] == [f"{name}.weight" for name in hidden]
