@@ -32,11 +32,12 @@ class NextByte:
         """`model` makes a new one. `folders` and `length` are as for `read_windows`, which reads the files when
         they are first needed."""
         self.name, self.make_model, self._folders, self._length = name, model, folders, length
-        by_folder = [Metric(each, itemgetter(f"/{each}"), "lower") for each in folders]
         self.metrics: tuple[Metric, ...] = (TEST_LOSS, PERPLEXITY)
-        # More folders than there is room for are judged together only.
-        if len(folders) > 1 and why_no_metrics(more := (*self.metrics, *by_folder)) is None:
-            self.metrics = more
+        for each in folders if len(folders) > 1 else ():
+            # Those without room, or without a name for a table, are judged together only.
+            more = (*self.metrics, Metric(each or ".", itemgetter(f"/{each}"), "lower"))
+            if why_no_metrics(more) is None:
+                self.metrics = more
 
     def with_one_folder(self) -> NextByte:
         """Return the task with all texts as those of one folder: devices with texts of their own have to be told the

@@ -81,14 +81,19 @@ def test_a_device_with_texts_of_its_own_has_one_folder(folder: Path) -> None:
     assert len(split.train_data().labels.unique()) == 2
 
 
-def test_more_folders_than_figures_are_judged_together(tmp_path: Path) -> None:
-    for number in range(15):
-        (tmp_path / f"folder-{number}").mkdir()
+def test_folders_without_room_or_with_an_odd_name_are_judged_together_only(tmp_path: Path) -> None:
+    named = [f"folder-{number:02}" for number in range(14)]
+    for number, name in enumerate(["", "a\nb", "perplexity", *named]):
+        (tmp_path / name).mkdir(exist_ok=True)
         for part in range(2):
-            (tmp_path / f"folder-{number}" / f"{part}.txt").write_text(f"{number} {part} and some words more")
+            (tmp_path / name / f"{part}.txt").write_text(f"{number} {part} and some words more")
     many = task(tmp_path)
-    assert [each.name for each in many.metrics] == ["test loss", "perplexity"]
-    assert len(many.train_data().labels.unique()) == 15
+    assert [each.name for each in many.metrics] == ["test loss", "perplexity", ".", *named[:13]]
+    assert len(many.train_data().labels.unique()) == 17
+    means = many.measure(many.make_model(), many.test_data().batch(torch.arange(17)))
+    figures = many.figures({name: float(each.mean()) for name, each in means.items()})
+    assert figures["folder-12"] == pytest.approx(means["/folder-12"].mean().item())
+    assert figures["."] == pytest.approx(means["/"].mean().item())
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -9,6 +9,7 @@ copy counts.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,8 @@ def find_texts(directory: str | Path) -> dict[str, list[Path]]:
     folder = Path(directory).expanduser()
     found: dict[str, list[Path]] = {}
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
-        for path in sorted(entry.rglob("*")) if entry.is_dir() else [entry]:
+        below = (Path(at, name) for at, _, names in os.walk(entry, onerror=_refuse) for name in names)
+        for path in sorted(below) if entry.is_dir() else [entry]:
             parts = path.relative_to(folder).parts
             plain = path.name.removesuffix(".gz").removesuffix(".xz")
             if plain.endswith(SUFFIXES) and path.is_file() and not any(part.startswith(".") for part in parts):
@@ -42,6 +44,11 @@ def find_texts(directory: str | Path) -> dict[str, list[Path]]:
     if not found:
         raise DataError(f"data.directory: {folder} holds no texts ({', '.join(SUFFIXES)})")
     return dict(sorted(found.items()))
+
+
+def _refuse(error: OSError) -> None:
+    if not Path(error.filename).name.startswith("."):
+        raise DataError(f"data.directory: {error.filename} cannot be read: {error.strerror}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +129,8 @@ def _texts_of(path: Path) -> Iterator[bytes]:
             yield from _checked(file.read(), str(path))
             return
         for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
             where = f"{path}, line {number}"
             try:
                 value = parse_json(line)

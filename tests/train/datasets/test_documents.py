@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +99,25 @@ def test_texts_come_from_lines_and_compressed_files_of_all_depths(tmp_path: Path
     train, test = read(tmp_path)
     found = texts_in(train) + texts_in(test)
     assert sorted(found) == sorted([*map(text, range(5)), "packed text", "loose one", "another"])
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def guarded(path: str | Path) -> Any:
+        if Path(path).name in ("closed", ".git"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    for folder in ("a/.git", "a/b/closed"):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(2):
+            (tmp_path / "a" / f"{number}.txt").write_text(f"a text, number {number}")
+        if folder == "a/.git":
+            assert len(find_texts(tmp_path)["a"]) == 2
+    with pytest.raises(DataError, match="a/b/closed cannot be read: Permission denied"):
+        find_texts(tmp_path)
 
 
 @pytest.mark.parametrize(
