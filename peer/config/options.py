@@ -217,8 +217,7 @@ class AlgorithmOptions(Section):
     vectors of a layer, so that small ones take few bytes. New jobs begin with "layer"; set 2 bits more than with
     "vector"."""
     outer_rate: Positive = 1.0
-    """compressed-allreduce, low-rank, with local steps: how many times as far as the mean of the peers' steps the model
-    moves."""
+    """compressed-allreduce, low-rank: how many times as far as the mean of the peers' steps the model moves."""
     theta: Literal["verified", "constant", "theorem"] = "verified"
     """Moniqua's choice of θ. verified: θ adapts, a hash checks each decoded message, and a failed one is repaired
     exactly. constant: `theta_value`. theorem: the bound of the paper's theorem."""

@@ -77,13 +77,12 @@ def derive_config(
             value=training.task,
             valid=f'"{OWN_LOOP}"',
         )
-    for key in TrainingOptions.model_fields:
-        if key != "task" and getattr(training, key) != getattr(TrainingOptions(), key):
-            raise ConfigError(
-                "has no effect with a loop of your own: the script decides; remove the key",
-                key=f"training.{key}",
-                value=getattr(training, key),
-            )
+    decided = [("training", key) for key in TrainingOptions.model_fields if key != "task"]
+    for section, key in (*decided, ("algorithm", "outer_rate")):
+        value = getattr(getattr(config, section), key)
+        if value != getattr(getattr(Config(), section), key):
+            problem = "has no effect with a loop of your own: the script decides; remove the key"
+            raise ConfigError(problem, key=f"{section}.{key}", value=value)
     spec = algorithm_spec(config)
     if outer_momentum is None and not (spec.acts_on_mean("script") and spec.graph is GraphNeed.COMPLETE):
         raise ConfigError(

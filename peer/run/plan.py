@@ -257,6 +257,9 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
     if config.training.momentum == "script" and config.training.task != OWN_LOOP:
         sentence = "only a training script that averages gradients sets it; leave it out"
         findings.append(validate.Objection("error", "training.momentum", sentence))
+    if config.algorithm.outer_rate != 1.0 and not algorithm_spec(config).momentum_of_mean:
+        sentence = f"has no effect with {config.algorithm.name}, only with compressed-allreduce and low-rank"
+        findings.append(validate.Objection("warning", "algorithm.outer_rate", sentence))
     # A job whose peers have names but no addresses is for `sotto up` and the simulator.
     if any(peer.advertise is not None for peer in config.peers):
         findings += [

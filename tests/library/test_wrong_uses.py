@@ -216,6 +216,12 @@ CONFIGURATIONS: list[tuple[str, str, str, str]] = [
         'task = "loop"\nlearning_rate = 0.2',
         "training.learning_rate: has no effect with a loop of",
     ),
+    (
+        "an outer rate",
+        "[algorithm]",
+        "[algorithm]\nouter_rate = 2",
+        "algorithm.outer_rate: has no effect with a loop of",
+    ),
     ("no peers", "[[peers]]", "[[nobody]]", "nobody"),
     ("epochs", "[graph]", '[graph]\nperiod_unit = "epochs"', "the length of an epoch is not known"),
 ]

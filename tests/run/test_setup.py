@@ -322,6 +322,15 @@ def test_models_of_devices_that_choose_are_compared_in_float32(tmp_path: Path) -
     assert {name for name, _ in chosen.trainer(0).model.named_buffers()} != set()
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "warned"), [("sgp", True), ("allreduce", True), ("low-rank", False), ("compressed-allreduce", False)]
+)
+def test_an_outer_rate_that_does_nothing_is_warned_about(algorithm: str, warned: bool, tmp_path: Path) -> None:
+    overrides = [f"algorithm.name={algorithm}", "graph.kind=complete", "algorithm.outer_rate=2"]
+    keys = [each.key for each in validate_config(load(environment={}, overrides=overrides), tmp_path, 3)]
+    assert ("algorithm.outer_rate" in keys) == warned
+
+
 def test_private_steps_are_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(run_setup, "fastest", None)
     config = load(environment={}, overrides=["training.precision=fastest", "privacy.noise_multiplier=1.0"])
