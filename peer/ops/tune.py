@@ -499,7 +499,7 @@ class Search:
     def fit_climb(self) -> None:
         """Choose the length of the longest runs anew, now that it is known how long runs take."""
         if self.budget_s is not None:
-            self._climb_with(max(SHORTEST, self.lengths[-1], self._affordable_rounds()))
+            self._climb_with(min(self.rounds, max(SHORTEST, self.lengths[-1], self._affordable_rounds())))
 
     def _climb_with(self, rounds: int) -> None:
         """Make runs in full so long from now on."""
@@ -681,7 +681,7 @@ class Search:
         plan = points * SCREENING + points / 4 * SHORTLIST + 6
         needed = trial.seconds / trial.rounds * plan * self.rounds if trial.verdict == "held" else 0.0
         if needed > self.budget_s:
-            self.full = max(SHORTEST, int(self.rounds * self.budget_s / needed))
+            self.full = min(self.rounds, max(SHORTEST, int(self.rounds * self.budget_s / needed)))
 
     def _beyond_the_rim(self, best: Point, points: list[Point], etas: range, gammas: range) -> list[Point]:
         """Return the next line of points on the side where `best` lies on the rim; none where it does not."""

@@ -173,6 +173,16 @@ def test_runs_become_shorter_where_the_budget_is_small() -> None:
     assert clock.now < 100 + 8000 / 8 / 100
 
 
+@pytest.mark.parametrize("budget_s", [0.01, 1000.0])
+def test_no_trial_is_longer_than_the_run(budget_s: float) -> None:
+    clock = Clock()
+    run, _ = landscape()
+    found = search(
+        clock.timed(run), averaging_rate=0.1, learning_rate=0.1, rounds=8, trials=20, budget_s=budget_s, clock=clock
+    )
+    assert max(trial.rounds for trial in found.trials) <= 8
+
+
 def test_a_large_budget_changes_nothing() -> None:
     clock = Clock()
     run, _ = landscape()
