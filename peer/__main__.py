@@ -22,7 +22,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from peer.cli import main as run
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     run()
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,19 +15,31 @@ import os, signal, sys
 
 class Impatient:
     def find_spec(self, name, path=None, target=None):
-        if name == "peer.cli":
-            os.kill(os.getpid(), signal.SIGINT)
+        if name == %r:
+            os.kill(os.getpid(), %d)
 
 sys.meta_path.insert(0, Impatient())
+sys.argv[1:] = ["up", "--no-live"]
 from peer.__main__ import main
 main()
 """
 
 
-def test_ctrl_c_while_modules_are_imported_prints_no_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPT_AT_IMPORT], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGINT
-    assert done.stderr == ""
+@pytest.mark.parametrize(
+    ("number", "module", "ends"),
+    [
+        (signal.SIGINT, "peer.cli", (-signal.SIGINT, "")),
+        (signal.SIGINT, "peer.ops.local_cluster", (130, "sotto: interrupted\n")),
+        (signal.SIGTERM, "peer.ops.local_cluster", (130, "sotto: interrupted\n")),
+    ],
+)
+def test_a_signal_while_modules_are_imported_prints_no_traceback(
+    number: signal.Signals, module: str, ends: tuple[int, str], tmp_path: Path
+) -> None:
+    script = INTERRUPT_AT_IMPORT % (module, number)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr[-len(ends[1]) :] if ends[1] else done.stderr) == ends
+    assert "Traceback" not in done.stderr
 
 
 def test_a_terminal_without_our_characters_shows_others() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,8 +53,6 @@ def run(
     config, base = load_peer(config_file, settings, script)
     # The code of a task may change the working directory.
     file, base = config_file.absolute(), base.absolute()
-    # Also the import below takes long enough for a signal to come.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if script is not None:
         return _run_script(script, config, file, settings, base, deal=deal)
     # Imported once the configuration is known to be sound: torch takes most of the time of a start.

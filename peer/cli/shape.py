@@ -196,8 +196,6 @@ def _lend_devices(profile: Profile, count: int, as_json: bool) -> None:
     """Keep a network of `count` devices until the process is interrupted."""
     from peer.links.network import LinkNetwork
 
-    # Both end the wait below, and the network with it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with LinkNetwork([profile] * count) as network:
         devices = [
             {"device": device, "address": network.address(device), "command": network.command(device)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,8 +136,6 @@ def run(
     found = _open(plan, folder, packages, data)
     if not only_curves and (reason := network.missing()) is not None:
         raise LinkError(f"{reason}; nothing was run")
-    # Peers and namespaces are removed on the way out, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def say(line: str) -> None:
         click.echo(line, err=True)
