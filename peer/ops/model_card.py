@@ -13,8 +13,8 @@ from pathlib import Path
 
 from peer import __version__
 from peer.config.options import OWN_LOOP, Config
-from peer.records import ACCURACY, Criterion
-from peer.run.plan import algorithm_spec, build_compressor, describe_compressor
+from peer.records import ACCURACY, ADAPTIVE, Criterion
+from peer.run.plan import describe_messages
 from peer.state.metrics import Summary
 
 
@@ -55,10 +55,12 @@ def _settings(config: Config, facts: CardFacts) -> list[tuple[str, str]]:
     training, data = config.training, config.data
     options = ", ".join(f"{key} = {without_folders(value)}" for key, value in training.task_options.items())
     momentum = training.momentum if training.momentum == "none" else f"{training.momentum}, β {training.beta:g}"
-    if training.weight_decay:
-        momentum += f", weight decay {training.weight_decay:g}"
+    momentum += f", β₂ {training.beta2:g}" if training.momentum in ADAPTIVE else ""
+    momentum += f", weight decay {training.weight_decay:g}" if training.weight_decay else ""
+    momentum += f", gradients clipped at {training.clip_norm:g}" if training.clip_norm else ""
     graph = config.graph.kind if isinstance(config.graph.kind, str) else ", ".join(config.graph.kind)
     rate = f"{training.learning_rate:g}, {training.schedule}, {training.warmup_rounds} rounds of warm-up"
+    rate += f", outer rate {config.algorithm.outer_rate:g}" if config.algorithm.outer_rate != 1.0 else ""
     # A script says itself how many rounds there are.
     planned = "" if training.task == OWN_LOOP or facts.round is None else f" of {config.run.rounds}"
     rows = [
@@ -66,11 +68,11 @@ def _settings(config: Config, facts: CardFacts) -> list[tuple[str, str]]:
         ("peers", f"{facts.num_peers}, graph {graph}"),
         ("rounds", f"{config.run.rounds if facts.round is None else facts.round}{planned}"),
         ("algorithm", config.algorithm.name),
-        ("messages", describe_compressor(build_compressor(config)) if algorithm_spec(config).compresses else "float32"),
+        ("messages", describe_messages(config)),
     ]
     if training.task != OWN_LOOP:  # A script decides these, whatever stands in its configuration.
         rows += [
-            ("local step", f"{training.batch_size} samples, {training.local_steps} per round"),
+            ("local step", f"{training.batch_size} samples; steps a round: {training.local_steps}"),
             ("learning rate", rate),
             ("momentum", momentum),
             ("precision", facts.summary.precision if facts.summary is not None else training.precision),
@@ -96,7 +98,7 @@ def _partition(config: Config) -> str:
         "skew": f"{100 * data.skew:g} % sorted by label, the rest at random",
         "dirichlet": f"Dirichlet({data.alpha:g}) shares of each class",
         "shards": f"{data.labels_per_peer} labels per peer",
-        "by-label": "each peer has labels of its own",
+        "by-label": "each peer has labels, or subfolders, of its own",
         "iid": "dealt at random",
         "own": "each device's own",
     }[data.partition]

@@ -278,6 +278,19 @@ def test_a_folder_for_the_hub_says_what_it_is(run: Path, tmp_path: Path) -> None
     assert "leave out --int8" in eight.output
 
 
+def test_the_card_says_how_the_model_was_trained() -> None:
+    settings = ["training.momentum=muon", "training.clip_norm=1", "algorithm.outer_rate=2", "training.local_steps=4"]
+    config = load(environment={}, overrides=["algorithm.name=low-rank", *settings], new_job=4)
+    card = model_card(config, CardFacts(description="a model", round=None, num_peers=4), [Path("m.safetensors")])
+    for row in (
+        "messages | rank 16, 6 bits",
+        "momentum | muon, β 0.9, β₂ 0.999, gradients clipped at 1",
+        "local step | 8 samples; steps a round: 4",
+    ):
+        assert row in card, card
+    assert "rounds of warm-up, outer rate 2" in card
+
+
 def test_the_card_loads_the_model_by_its_task(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for peer in (0, 1):
         save(run, peer, 40, np.arange(size(), dtype=np.float32), 0.5)
