@@ -214,8 +214,8 @@ class AlgorithmOptions(Section):
     """low-rank: bits per number of the factors. New jobs begin with 6."""
     factor_exponents: Literal["vector", "layer"] = "vector"
     """low-rank: what has to fit into `factor_bits`. vector: the largest number of each vector. layer: that of all
-    vectors of a layer, so that small ones take few bytes. New jobs begin with "layer"; set 2 bits more than with
-    "vector"."""
+    vectors of a layer, so that small ones take few bytes. New jobs on images begin with "layer"; set 2 bits more than
+    with "vector"."""
     outer_rate: Positive = 1.0
     """compressed-allreduce, low-rank: how many times as far as the mean of the peers' steps the model moves."""
     theta: Literal["verified", "constant", "theorem"] = "verified"
@@ -651,7 +651,7 @@ CHOICES = Path(__file__).with_name("choices.toml")
 _IMPLIED: Mapping[tuple[str, str, Any], Mapping[str, Mapping[str, Any]]] = {
     ("algorithm", "name", "low-rank"): {
         "graph": {"kind": "complete"},
-        "algorithm": {"rank": 16, "factor_bits": 6, "factor_exponents": "layer"},
+        "algorithm": {"rank": 16, "factor_bits": 6},
     },
     ("algorithm", "name", "compressed-allreduce"): {
         "graph": {"kind": "complete"},

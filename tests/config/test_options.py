@@ -305,7 +305,7 @@ def test_a_new_job_on_digits_corrects_drift_and_a_file_means_what_it_did(tmp_pat
     assert (changed.compressor.fraction, changed.compressor.bits) == (0.5, 4)
     sums = load(environment={}, overrides=["algorithm.name=low-rank", "algorithm.rank=8"], new_job=8)
     assert (sums.graph.kind, sums.compressor.fraction) == ("complete", 0.1)
-    assert (sums.algorithm.factor_exponents, sums.algorithm.rank, sums.algorithm.factor_bits) == ("layer", 8, 6)
+    assert (sums.algorithm.factor_exponents, sums.algorithm.rank, sums.algorithm.factor_bits) == ("vector", 8, 6)
     assert load(environment={}, overrides=["compressor.value_bits=2"], new_job=8).compressor.four_levels
     both = load(environment={}, overrides=["algorithm.name=compressed-allreduce", "compressor.value_bits=3"], new_job=8)
     assert (both.graph.kind, both.compressor.fraction, both.compressor.value_bits) == ("complete", 0.1, 3)
