@@ -180,7 +180,7 @@ def trackers_beside(kinds: Sequence[str], directory: Path) -> Iterator[None]:
     finally:
         following.terminate()
         code = _end_of(following)
-        if code == -signal.SIGTERM:
+        if code in (-signal.SIGTERM, INTERRUPTED):
             # The run was over before it had begun to follow.
             code = _end_of(_track(kinds, directory))
         if code:
