@@ -77,10 +77,10 @@ def derive_config(
             value=training.task,
             valid=f'"{OWN_LOOP}"',
         )
-    decided = [("training", key) for key in TrainingOptions.model_fields if key != "task"]
+    decided, unset = [("training", key) for key in TrainingOptions.model_fields if key != "task"], Config()
     for section, key in (*decided, ("algorithm", "outer_rate")):
         value = getattr(getattr(config, section), key)
-        if value != getattr(getattr(Config(), section), key):
+        if value != getattr(getattr(unset, section), key):
             problem = "has no effect with a loop of your own: the script decides; remove the key"
             raise ConfigError(problem, key=f"{section}.{key}", value=value)
     spec = algorithm_spec(config)

@@ -110,10 +110,11 @@ def run(
                     members=range(num_peers),
                 )
             write_resolved(config, directory / "config.toml", base)
+        progress = replace(simulator.progress(0.0), phase=ONE_PROCESS)
 
         def show() -> None:
             if on_progress is not None:
-                on_progress(replace(simulator.progress(time.monotonic() - started), phase=ONE_PROCESS))
+                on_progress(replace(progress, elapsed_s=time.monotonic() - started))
 
         if baseline and summary.ended == "completed":
             compare_with_single_process(summary, simulator.setup, directory, show, stop)

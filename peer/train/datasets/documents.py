@@ -31,24 +31,27 @@ _MOST_HELD_OUT = 256
 
 def find_texts(directory: str | Path) -> dict[str, list[Path]]:
     """Return the files with texts by subfolder of a folder, in the order of their names; "" for those in none. Hidden
-    ones are left out. Raises DataError if there are none."""
+    ones are left out. Raises DataError if there are none, and for a folder that cannot be read."""
     folder = Path(directory).expanduser()
     found: dict[str, list[Path]] = {}
+
+    def is_hidden(path: Path) -> bool:
+        return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+    def refuse(error: OSError) -> None:
+        if not is_hidden(Path(error.filename)):
+            raise DataError(f"data.directory: {error.filename} cannot be read: {error.strerror}")
+
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
-        below = (Path(at, name) for at, _, names in os.walk(entry, onerror=_refuse) for name in names)
+        below = (Path(at, name) for at, _, names in os.walk(entry, onerror=refuse) for name in names)
         for path in sorted(below) if entry.is_dir() else [entry]:
             parts = path.relative_to(folder).parts
             plain = path.name.removesuffix(".gz").removesuffix(".xz")
-            if plain.endswith(SUFFIXES) and path.is_file() and not any(part.startswith(".") for part in parts):
+            if plain.endswith(SUFFIXES) and path.is_file() and not is_hidden(path):
                 found.setdefault(parts[0] if len(parts) > 1 else "", []).append(path)
     if not found:
         raise DataError(f"data.directory: {folder} holds no texts ({', '.join(SUFFIXES)})")
     return dict(sorted(found.items()))
-
-
-def _refuse(error: OSError) -> None:
-    if not Path(error.filename).name.startswith("."):
-        raise DataError(f"data.directory: {error.filename} cannot be read: {error.strerror}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -105,16 +105,16 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pyte
     scandir = os.scandir
 
     def guarded(path: str | Path) -> Any:
-        if Path(path).name in ("closed", ".git"):
+        if Path(path).name in ("closed", "objects"):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", guarded)
-    for folder in ("a/.git", "a/b/closed"):
+    for folder in ("a/.git/objects", "a/b/closed"):
         (tmp_path / folder).mkdir(parents=True)
         for number in range(2):
             (tmp_path / "a" / f"{number}.txt").write_text(f"a text, number {number}")
-        if folder == "a/.git":
+        if folder == "a/.git/objects":
             assert len(find_texts(tmp_path)["a"]) == 2
     with pytest.raises(DataError, match="a/b/closed cannot be read: Permission denied"):
         find_texts(tmp_path)
