@@ -76,11 +76,11 @@ def fetch(name: str, output: Path | None, mirror: str | None, as_json: bool) -> 
         click.echo(f"{how:<10} {file.path} ({file.size:,} bytes, SHA-256 {file.sha256[:16]}…)")
     if found.recorded:
         click.echo(f"recorded   checksums of {', '.join(found.recorded)} in {directory / catalogue.RECORD}")
-    task = catalogue.DATA_SETS[name].task
-    if name == "bert-vocabulary":
-        click.echo(f"use it with: --set training.task_options.vocabulary={directory / 'vocab.txt'}")
+    known = catalogue.DATA_SETS[name]
+    if known.option:
+        click.echo(f"use it with: --set training.task_options.{known.option}={found.files[0].path.absolute()}")
     else:
-        click.echo(f"use it with: --task {task} --set data.directory={directory}")
+        click.echo(f"use it with: --task {known.task} --set data.directory={directory}")
 
 
 @contextmanager

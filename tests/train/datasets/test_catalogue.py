@@ -16,6 +16,7 @@ from peer.errors import ConfigError, DataError
 from peer.train.datasets import catalogue
 from peer.train.datasets.catalogue import DATA_SETS, DataSet, RemoteFile, fetch, read_record, unpack
 from peer.train.datasets.image_files import CIFAR10, CIFAR100, CifarLayout
+from peer.train.listed import task_info
 from peer.train.tasks import TASKS
 from tests.cli.runner import sotto
 from tests.train.datasets.file_server import Shelf, serving
@@ -42,8 +43,10 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
             RemoteFile("a.bin", shelf.url, known, 3000),
             RemoteFile("b.txt", shelf.url),
         )
+        renamed = (RemoteFile("c.jsonl", shelf.url, known, there="a.bin"),)
         sets = {
             "two": DataSet("Two files.", "digits", files),
+            "renamed": DataSet("A file of another name.", "text", renamed),
             "packed": DataSet("An archive.", "digits", (RemoteFile("pack.tgz", shelf.url),), unpacks=True),
         }
         monkeypatch.setattr(catalogue, "DATA_SETS", sets)
@@ -56,11 +59,12 @@ def test_the_archive_of_cifar_that_is_fetched_is_the_one_that_is_read(layout: Ci
 
 
 def test_every_data_set_is_for_a_task_and_comes_over_an_authenticated_connection():
-    names = set(DATA_SETS) - {"bert-vocabulary"}
+    names = set(DATA_SETS) - {"bert-vocabulary", "c4", "gpt2-tokenizer"}
     assert names == set(TASKS) - {"clusters", "digits", "synthetic", "image-folder", "text"}
     for item in DATA_SETS.values():
         assert item.task in TASKS
         assert item.summary.endswith(".")
+        assert not item.option or item.option in task_info(item.task).options
         for file in item.files:
             assert file.url.startswith("https://")
             assert file.sha256 is None or re.fullmatch("[0-9a-f]{64}", file.sha256)
@@ -75,6 +79,12 @@ def test_all_files_come_and_unknown_checksums_are_recorded(shelf: Shelf, tmp_pat
     assert len(shelf.asked) == 2
 
 
+def test_a_file_may_have_another_name_here(shelf: Shelf, tmp_path: Path):
+    for mirror in (None, shelf.url):
+        (found,) = fetch("renamed", tmp_path / str(mirror is None), mirror=mirror).files
+        assert (found.path.name, found.path.read_bytes()) == ("c.jsonl", FIRST)
+
+
 def test_a_recorded_checksum_holds_from_then_on(shelf: Shelf, tmp_path: Path):
     fetch("two", tmp_path)
     (tmp_path / "b.txt").unlink()
@@ -84,7 +94,7 @@ def test_a_recorded_checksum_holds_from_then_on(shelf: Shelf, tmp_path: Path):
 
 
 def test_an_unknown_name_is_told_the_others(shelf: Shelf, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"NAME: unknown data set \(got 'tow'\); valid: two, packed"):
+    with pytest.raises(ConfigError, match=r"NAME: unknown data set \(got 'tow'\); valid: two, renamed, packed"):
         fetch("tow", tmp_path)
 
 
@@ -126,6 +136,16 @@ def test_a_mirror_is_asked_in_place_of_the_official_address(shelf: Shelf, tmp_pa
         result = sotto("data", "fetch", "two", "-o", str(tmp_path), "--mirror", f"{mirror.url}/m/", "--json")
     assert result.exit_code == 0, result.output
     assert (len(shelf.asked), len(mirror.asked)) == (0, 2)
+
+
+def test_a_file_for_an_option_is_named_wherever_the_task_looks(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    item = DataSet("One file.", "text", (RemoteFile("a.bin", shelf.url),), option="tokenizer")
+    monkeypatch.setattr(catalogue, "DATA_SETS", {"one": item})
+    result = sotto("data", "fetch", "one")
+    assert f"use it with: --set training.task_options.tokenizer={tmp_path}/data/one/a.bin" in result.stdout
 
 
 def test_what_went_wrong_is_one_sentence(shelf: Shelf, tmp_path: Path):
