@@ -26,7 +26,7 @@ from peer.config.writer import write_bytes
 from peer.errors import ConfigError, SottoError, StateError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind, Membership
-from peer.ops.hub_folder import auto_class, card_heading, hub_config, stored_shapes
+from peer.ops.hub_folder import HUB_CONFIG, auto_class, card_heading, hub_files, stored_shapes
 from peer.ops.model_card import CardFacts, model_card
 from peer.ops.standing import from_folder, with_length
 from peer.ops.whole_models import MEAN, averaged, differ, formed_after, formed_average, read_form, read_model
@@ -60,7 +60,6 @@ from peer.train.portable import (
     trace,
 )
 
-_HUB_CONFIG = "config.json"
 _DATA = "data"
 
 
@@ -84,7 +83,7 @@ class Beside:
         wanted = ((self.program, ".pt2"), (self.onnx, ".onnx"), (self.onnx_int8, ".int8.onnx"))
         files = [output, *(output.with_suffix(ending) for is_wanted, ending in wanted if is_wanted)]
         if self.hub:
-            files.append(output.with_name(_HUB_CONFIG))
+            files.append(output.with_name(HUB_CONFIG))
         if self.card:
             files.append(output.with_name("README.md") if self.hub else output.with_suffix(".card.md"))
         return files
@@ -204,7 +203,7 @@ def export_model(
     is_one = len(members) == 1 and peer_index is None
     model = _read(members, done, statistics, needs_task=needs_task, needs_data=int8, takes_formed=is_one)
     if beside.hub:
-        hub_config(members[0].config, {name: each.shape for name, each in model.tensors.items()})
+        hub_files(members[0].config, members[0].base, {name: each.shape for name, each in model.tensors.items()})
     indices = tuple(folder.config.peer.index for folder in members)
     if model.members is not None:
         indices = tuple(map(Numbering(members[0].config.num_listed).device, model.members))
@@ -218,7 +217,7 @@ def export_model(
     else:
         files[:1] = _save(model.tensors, output, {"format": "pt", "rounds": str(done), **model.metadata})
     exported = Exported(done, indices, description, tuple(files), figures, _to_come(members[0], done))
-    return _write_beside(exported, beside, members[0].config, model.opened, _summary(source, exported))
+    return _write_beside(exported, beside, members[0], model.opened, _summary(source, exported))
 
 
 def _export_simulated(source: Path, files: list[Path], beside: Beside, *, int8: bool) -> Exported:
@@ -226,7 +225,7 @@ def _export_simulated(source: Path, files: list[Path], beside: Beside, *, int8: 
     config = configuration.load(source / "config.toml", environment={}) if (source / "config.toml").exists() else None
     if beside.hub and config is not None:
         # Refused before anything is written.
-        hub_config(config, stored_shapes(source / "model.safetensors"))
+        hub_files(config, source, stored_shapes(source / "model.safetensors"))
     opened = None
     if int8 or beside.program or beside.onnx or beside.onnx_int8:
         if config is None:
@@ -244,7 +243,9 @@ def _export_simulated(source: Path, files: list[Path], beside: Beside, *, int8: 
             tensors = {name: file.get_tensor(name) for name in [*file.keys()]}
             files[:1] = _save(tensors, output, file.metadata() or {})
     exported = Exported(None, (), description, tuple(files), figures)
-    return exported if config is None else _write_beside(exported, beside, config, opened, _summary(source, exported))
+    if config is None:
+        return exported
+    return _write_beside(exported, beside, _PeerFolder(config, source, {}), opened, _summary(source, exported))
 
 
 def _find_peers(source: Path) -> list[_PeerFolder]:
@@ -521,11 +522,16 @@ def _judged(opened: _Opened, model: torch.nn.Module) -> dict[str, float]:
 
 
 def _write_beside(
-    exported: Exported, beside: Beside, config: Config, opened: _Opened | None, summary: Summary | None
+    exported: Exported,
+    beside: Beside,
+    folder: _PeerFolder,
+    opened: _Opened | None,
+    summary: Summary | None,
 ) -> Exported:
     """Write the files beside the model; return the written files, with the figures of int8 in ONNX."""
+    config = folder.config
     inputs: Sequence[str] = ()
-    output, figures = exported.output, dict(exported.figures)
+    output, figures, files = exported.output, dict(exported.figures), exported.files
     if beside.program or beside.onnx or beside.onnx_int8:
         assert opened is not None
         trainer, name = opened.trainer, opened.trainer.task.name
@@ -551,9 +557,11 @@ def _write_beside(
                         full.unlink(missing_ok=True)
     heading, loaded_by = "", ""
     if beside.hub:
-        text = hub_config(config, stored_shapes(*exported.weights))
-        heading, loaded_by = card_heading(text), auto_class(text)
-        write_bytes(output.with_name(_HUB_CONFIG), text.encode())
+        contents = hub_files(config, folder.base, stored_shapes(*exported.weights))
+        heading, loaded_by = card_heading(contents[HUB_CONFIG]), auto_class(contents[HUB_CONFIG])
+        for name, content in contents.items():
+            write_bytes(output.with_name(name), content.encode())
+        files = (*files, *(output.with_name(name) for name in contents if name != HUB_CONFIG))
     if beside.card:
         *others, card = exported.files
         facts = CardFacts(
@@ -567,7 +575,7 @@ def _write_beside(
             auto_class=loaded_by,
         )
         write_bytes(card, (heading + model_card(config, facts, others)).encode())
-    return replace(exported, figures=figures)
+    return replace(exported, figures=figures, files=files)
 
 
 def _summary(source: Path, exported: Exported) -> Summary | None:

@@ -1,4 +1,4 @@
-"""Files of a Hugging Face Hub folder beside the weights: config.json, and the heading of the model card.
+"""Files of a Hugging Face Hub folder beside the weights: config.json, a tokenizer's, the heading of the model card.
 
 DistilBERT and GPT have the names and the arithmetic of `transformers`, which loads such a folder by itself. Others need
 the code of their task: their config.json says which.
@@ -14,11 +14,13 @@ from peer import __version__
 from peer.config.options import OWN_LOOP, Config
 from peer.errors import ConfigError
 from peer.ops.model_card import without_folders
-from peer.train.datasets.documents import END
+from peer.train.datasets.documents import BYTES
+from peer.train.datasets.tokens import read_encoding
 from peer.train.model_file import open_tensors
 from peer.train.models.distilbert import BASE
 from peer.train.models.gpt import heads_of
 
+HUB_CONFIG = "config.json"
 _WORDS = "distilbert.embeddings.word_embeddings.weight"
 _NEEDED = (_WORDS, "distilbert.embeddings.position_embeddings.weight", "pre_classifier.weight", "classifier.weight")
 _LOADED_BY = {
@@ -38,10 +40,19 @@ def stored_shapes(*weights: Path) -> dict[str, list[int]]:
     return shapes
 
 
-def hub_config(config: Config, shapes: Mapping[str, Sequence[int]]) -> str:
-    """Return config.json for a model with tensors of these shapes, as text. Raises ConfigError where only a training
-    script knows the model."""
-    fields = _gpt(shapes) if config.training.task == "text" else _distilbert(shapes)
+def hub_files(config: Config, base: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Return config.json for a model with tensors of these shapes, and where its task reads texts by a tokenizer the
+    files of that, as texts. Relative paths of `config` start from `base`. Raises ConfigError where only a training
+    script knows the model, DataError where the tokenizer cannot be read."""
+    files, end, tokenizer = {}, BYTES.end, config.training.task_options.get("tokenizer")
+    is_text = config.training.task == "text"
+    if is_text and tokenizer:
+        path = base / str(config.data.directory) / str(tokenizer)
+        encoding = read_encoding(path.expanduser())
+        end, name = encoding.end, encoding.names[encoding.end]
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": name, "eos_token": name}
+        files = {"tokenizer.json": path.read_text("utf-8"), "tokenizer_config.json": json.dumps(settings, indent=2)}
+    fields = _gpt(shapes, end) if is_text else _distilbert(shapes)
     if fields is None and config.training.task == OWN_LOOP:
         raise ConfigError(
             "cannot describe the model of a training script; let the script write its config.json into a folder"
@@ -54,7 +65,7 @@ def hub_config(config: Config, shapes: Mapping[str, Sequence[int]]) -> str:
         "task_options": {key: without_folders(value) for key, value in config.training.task_options.items()},
         "sottovoce_version": __version__,
     }
-    return json.dumps(fields, indent=2) + "\n"
+    return {HUB_CONFIG: json.dumps(fields, indent=2) + "\n", **files}
 
 
 def auto_class(text: str) -> str:
@@ -69,8 +80,8 @@ def card_heading(text: str) -> str:
     return "\n".join(["---", *library, "tags:", "- sottovoce", "---", "", ""])
 
 
-def _gpt(shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
-    """Return the configuration of a GPT on bytes with tensors of these shapes."""
+def _gpt(shapes: Mapping[str, Sequence[int]], end: int) -> dict[str, object]:
+    """Return the configuration of a GPT with tensors of these shapes, and the token that ends a document."""
     vocabulary, width = shapes["transformer.wte.weight"]
     return {
         "model_type": "gpt2",
@@ -83,7 +94,7 @@ def _gpt(shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
         "tie_word_embeddings": True,
         # Training never left out anything.
         **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END[0]),
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end),
     }
 
 

@@ -15,7 +15,7 @@ from peer.train.data import Batch, Classification
 from peer.train.memory import aligned
 from peer.train.metrics import LOSS, MeanValues
 from peer.train.moving import buffers_kept
-from peer.train.next_byte import NextByte
+from peer.train.next_token import NextToken
 from peer.train.own_task import OwnTask, errors_of, inner_task
 from peer.train.task import Data, Task
 
@@ -69,14 +69,14 @@ def evaluate_model(
         return Evaluation(correct, total, None)
     loss /= len(indices)
     means = {LOSS: loss, **own_values.means()}
-    figures = task.figures(means) if isinstance(task, OwnTask | NextByte) else {}
+    figures = task.figures(means) if isinstance(task, OwnTask | NextToken) else {}
     return Evaluation(correct, total, loss, figures)
 
 
 def _judged(task: Task, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, Values]:
     """Return what `judge` does, and the values of the task's metrics. One forward pass gives both where no sample is
     right or wrong."""
-    if isinstance(task, NextByte):
+    if isinstance(task, NextToken):
         values = task.measure(model, batch)
         return values[LOSS].mean(), torch.zeros(len(batch[0]), dtype=torch.bool), values
     found = judge(task, model, batch)

@@ -40,8 +40,8 @@ TASKS: Mapping[str, TaskInfo] = {
     "sst2": TaskInfo("SST-2: positive and negative sentences of film reviews, as SentEval or GLUE has them.", _TEXT),
     "senteval-length": TaskInfo("SentEval: how long a sentence is, in 6 classes.", _TEXT),
     "text": TaskInfo(
-        "The next byte of texts: .txt and .jsonl files of any folder.",
-        ("model", "context", "width", "blocks", "mask_documents"),
+        "The next byte or token of texts: .txt and .jsonl files of any folder.",
+        ("model", "context", "width", "blocks", "mask_documents", "tokenizer"),
     ),
     "clusters": TaskInfo(
         "Points around centres, any number of samples: to simulate very many peers.",

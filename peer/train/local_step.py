@@ -37,7 +37,7 @@ from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import InParts, load_model_, model_parts, not_in_files, save_model, start_model
 from peer.train.momentum import Momentum
 from peer.train.moving import FrozenParameters, buffers_kept, frozen_kept, matching, set_buffer_
-from peer.train.next_byte import NextByte
+from peer.train.next_token import NextToken
 from peer.train.own_task import OwnTask, criteria_of, errors_of, inner_task
 from peer.train.precision import make_model, precision_of
 from peer.train.private_step import ClippedSum, GaussianMechanism, check_options, noised_mean, sampling_rate
@@ -606,7 +606,7 @@ def augments(task: Task) -> bool:
     kind = inner_task(task)
     if isinstance(kind, Classification):
         return not (kind.augmentation is None and kind.keeps("augment"))
-    return not isinstance(kind, NextByte)
+    return not isinstance(kind, NextToken)
 
 
 def seed_operators(seed: int, peer: int, t: int, local: int, device: torch.device) -> None:

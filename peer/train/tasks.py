@@ -23,7 +23,7 @@ from peer.random import SHARED, Purpose, stream
 from peer.train import listed
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.datasets.clusters import clusters as make_clusters
-from peer.train.datasets.documents import END, WindowData, find_texts
+from peer.train.datasets.documents import BYTES, WindowData, find_texts
 from peer.train.datasets.image_files import (
     CIFAR10,
     CIFAR100,
@@ -37,7 +37,7 @@ from peer.train.datasets.image_files import (
 )
 from peer.train.datasets.image_folder import FolderData, former_classes, list_splits, require_pillow
 from peer.train.datasets.text_files import Sentences, read_ag_news, read_sentence_lengths, read_sst2
-from peer.train.datasets.tokens import PADDING, TextData, make_tokenizer, read_vocabulary
+from peer.train.datasets.tokens import PADDING, TextData, make_tokenizer, read_encoding, read_vocabulary
 from peer.train.full_precision.norms import NORMS, Norm
 from peer.train.layers import FULL_PRECISION
 from peer.train.metrics import why_no_metrics
@@ -59,7 +59,7 @@ from peer.train.models import (
 )
 from peer.train.models.distilbert import BASE, HEAD
 from peer.train.models.gpt import GPT_SIZES
-from peer.train.next_byte import NextByte
+from peer.train.next_token import NextToken
 from peer.train.own_task import OwnTask, UserCode
 from peer.train.startup import load_postponed
 from peer.train.task import Data, Task
@@ -254,19 +254,29 @@ def text(
     width: int = 0,
     blocks: int = 0,
     mask_documents: bool = False,
+    tokenizer: str = "",
     directory: str | None = None,
 ) -> Task:
-    """Return the texts of a folder, to train a GPT on windows of `context` bytes. `width` and `blocks`: in place of the
-    model's, unless 0. `mask_documents`: no byte sees those of the documents before its own."""
+    """Return the texts of a folder, to train a GPT on windows of `context` tokens. `width` and `blocks`: in place of
+    the model's, unless 0. `mask_documents`: no token sees those of the documents before its own. `tokenizer`: a file of
+    the folder, as Hugging Face's tokenizers write it; without one, tokens are bytes."""
     _choice("model", model, tuple(GPT_SIZES))
     _whole("context", context, 2, 65536)
     _whole("width", width, 0, 8192)
     _whole("blocks", blocks, 0, 1000)
     _truth("mask_documents", mask_documents)
     own_width, own_blocks = GPT_SIZES[model]
-    end = END[0] if mask_documents else None
-    make = partial(gpt, width or own_width, blocks or own_blocks, context=context, end=end)
-    return NextByte("text", make, find_texts(_required(directory, "texts, as .txt or .jsonl files")), context)
+    folder = Path(_required(directory, "texts, as .txt or .jsonl files")).expanduser()
+    encoding = read_encoding(folder / tokenizer) if tokenizer else BYTES
+    make = partial(
+        gpt,
+        width or own_width,
+        blocks or own_blocks,
+        vocabulary=encoding.size,
+        context=context,
+        end=encoding.end if mask_documents else None,
+    )
+    return NextToken("text", make, find_texts(folder), context, encoding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +327,7 @@ def configured(config: Config, base: Path, *, former_order: bool = False) -> Tas
         classes = former_classes(directory)
     task = resolve_task(name, dict(config.training.task_options), directory=directory, class_names=classes)
     is_own = config.data.partition == "own"
-    return task.with_one_folder() if is_own and isinstance(task, NextByte) else task
+    return task.with_one_folder() if is_own and isinstance(task, NextToken) else task
 
 
 def read_all_data(config: Config, base: Path) -> dict[str, tuple[str, ...]]:

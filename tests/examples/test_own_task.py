@@ -93,3 +93,16 @@ def test_the_example_in_full_can_be_stacked():
 def test_the_guide_shows_the_example_as_it_is(name: str):
     code = (HERE / f"{name}.py").read_text()
     assert f"```python\n{code}```" in GUIDE.read_text()
+
+
+def test_the_tokenizer_of_the_page_encodes_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("tokenizers", reason="needs tokenizers: the extra text installs it")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for name in ("public.txt", "texts/one.txt", "texts/two.txt"):
+        (tmp_path / name).write_text(f"{name}: {GUIDE.read_text('utf-8')}")
+    _, code = GUIDE.read_text("utf-8").split("### A tokenizer")
+    exec(code.split("```python\n")[1].split("```")[0], {})
+    task = resolve_task("text", {"tokenizer": "tokenizer.json", "width": 8, "blocks": 1}, directory="texts")
+    assert len(task.train_data()) > 10
+    assert sum(task.test_data().tokens_per_byte) < 0.8

@@ -1,16 +1,16 @@
-"""The texts of a folder as windows of bytes, for language models: .txt files are a document each, and the lines of
+"""The texts of a folder as windows of tokens, for language models: .txt files are a document each, and the lines of
 .jsonl files are objects with a "text". Any of them may be compressed (.gz, .xz).
 
-A byte is a token, and a zero byte ends each document. A document is either trained on or held out, by a hash of its
-content: it stays on its side when others come, and a copy of it is on the same side wherever it lies. Only the first
-copy counts.
+A token is a byte unless a file says otherwise, and one token ends each document. A document is either trained on or
+held out, by a hash of its content: it stays on its side when others come, and a copy of it is on the same side wherever
+it lies. Only the first copy counts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from peer.foreign_values import parse_json
 from peer.train.data import Batch
 from peer.train.datasets.text_files import opened
 
-END = b"\0"
 SUFFIXES = (".txt", ".jsonl")
 _HELD_OUT_BELOW = b"\x1a"
 """Documents whose hash begins with less are held out: 26 in 256. One is, and one is not, in any case."""
@@ -54,12 +53,31 @@ def find_texts(directory: str | Path) -> dict[str, list[Path]]:
     return dict(sorted(found.items()))
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """How texts become tokens."""
+
+    size: int
+    """Number of different tokens."""
+    end: int
+    """The token behind each document."""
+    encode: Callable[[Sequence[bytes]], torch.Tensor]
+    """Returns the tokens of texts, `end` behind each, integers[n]."""
+    names: tuple[str, ...] = ()
+    """What has to be the same on all devices, token by token."""
+
+
+BYTES = Encoding(256, 0, lambda texts: torch.frombuffer(bytearray(b"\0".join((*texts, b""))), dtype=torch.uint8))
+
+
 @dataclass(frozen=True, eq=False)
 class WindowData:
     """Windows of texts that lie one after the other."""
 
-    texts: torch.Tensor
-    """uint8[bytes]."""
+    tokens: torch.Tensor
+    """Integers[n]."""
+    tokens_per_byte: tuple[float, ...]
+    """Of each subfolder's texts, and of all; the end of a document counts as a byte."""
     starts: torch.Tensor
     """int64[m], where each window begins."""
     labels: torch.Tensor
@@ -75,12 +93,14 @@ class WindowData:
     def batch(self, indices: torch.Tensor) -> Batch:
         """Return windows int64[b, length] and numbers of subfolders int64[b]."""
         places = self.starts[indices][:, None] + torch.arange(self.length)
-        return self.texts[places].long(), self.labels[indices]
+        return self.tokens[places].long(), self.labels[indices]
 
 
-def read_windows(folders: Mapping[str, Sequence[Path]], length: int) -> tuple[WindowData, WindowData]:
-    """Return windows to train on, and held-out ones, of the texts in some files by subfolder. No window lies in two
-    subfolders.
+def read_windows(
+    folders: Mapping[str, Sequence[Path]], length: int, encoding: Encoding = BYTES
+) -> tuple[WindowData, WindowData]:
+    """Return windows of `length` tokens to train on, and held-out ones, of the texts in some files by subfolder. No
+    window lies in two subfolders.
 
     Raises DataError for a file that is no text, and a subfolder with less than a window on one side.
     """
@@ -91,7 +111,7 @@ def read_windows(folders: Mapping[str, Sequence[Path]], length: int) -> tuple[Wi
         for text in (text for path in paths for text in _texts_of(path)):
             digest = hashlib.sha256(text).digest()
             if digest not in known:
-                own[digest] = text + END
+                own[digest] = text
             known.add(digest)
         where = f"subfolder {name}" if name else str(paths[0].parent)
         if len(own) < 2:
@@ -102,27 +122,34 @@ def read_windows(folders: Mapping[str, Sequence[Path]], length: int) -> tuple[Wi
         ordered = [own[digest] for digest in sorted(own)]
         cut = min(max(1, sum(digest < _HELD_OUT_BELOW for digest in own)), len(ordered) - 1)
         train[where], test[where] = ordered[cut:], ordered[:cut]
-    return _windows(train, length, "to train on"), _windows(test, length, "held out", _MOST_HELD_OUT)
+    held_out = _windows(test, length, encoding, "held out", _MOST_HELD_OUT)
+    return _windows(train, length, encoding, "to train on"), held_out
 
 
-def _windows(texts: Mapping[str, Sequence[bytes]], length: int, use: str, most: int | None = None) -> WindowData:
+def _windows(
+    texts: Mapping[str, Sequence[bytes]], length: int, encoding: Encoding, use: str, most: int | None = None
+) -> WindowData:
     """Return the windows of one side, by subfolder."""
-    joined, starts, found, end = list[bytes](), list[torch.Tensor](), list[str](), 0
-    for where, own in texts.items():
-        joined.append(b"".join(own))
+    joined, starts, found, end = list[torch.Tensor](), list[torch.Tensor](), list[str](), 0
+    num_bytes = [sum(len(text) + 1 for text in own) for own in texts.values()]
+    for (where, own), read in zip(texts.items(), num_bytes, strict=True):
+        joined.append(encoding.encode(own))
         size = len(joined[-1])
         if size < length:
+            unit = "tokens" if encoding.names else "bytes"
             raise DataError(
-                f"data.directory: {where} holds {size} bytes {use}, and a window takes {length}: add texts, or lower"
+                f"data.directory: {where} holds {size} {unit} {use}, and a window takes {length}: add texts, or lower"
                 " training.task_options.context"
             )
         count = size // length
         starts.append(end + length * torch.arange(0, count, 1 if most is None else -(-count // most)))
         end += size
-        found.append(f"{where}: {len(own):,} different texts, {size:,} bytes")
+        tokens = f", {size:,} tokens" if encoding.names else ""
+        found.append(f"{where}: {len(own):,} different texts, {read:,} bytes{tokens}")
     labels = torch.cat([torch.full_like(each, number) for number, each in enumerate(starts)])
-    whole = torch.frombuffer(bytearray(b"".join(joined)), dtype=torch.uint8)
-    return WindowData(whole, torch.cat(starts), labels, length, tuple(found))
+    ratios = [len(own) / read for own, read in zip(joined, num_bytes, strict=True)]
+    ratios.append(end / sum(num_bytes))
+    return WindowData(torch.cat(joined), tuple(ratios), torch.cat(starts), labels, length, tuple(found))
 
 
 def _texts_of(path: Path) -> Iterator[bytes]:

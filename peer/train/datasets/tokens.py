@@ -1,23 +1,29 @@
-"""Sentences as numbers: WordPiece with the vocabulary of BERT, by the tokenizers library.
+"""Texts as numbers, by the tokenizers library: WordPiece with the vocabulary of BERT, or what a tokenizer.json says.
 
-Encoding is a function of vocabulary and sentence alone, so that all peers see the same numbers.
+Encoding is a function of that file and the text alone, so that all peers see the same numbers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
 
 from peer.errors import DataError
 from peer.train.data import Batch
+from peer.train.datasets.documents import Encoding
 from peer.train.datasets.text_files import Sentences
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+"""Tokens that end a document, the first that a tokenizer has."""
 PADDING = "[PAD]"
 SPECIAL = (PADDING, "[UNK]", "[CLS]", "[SEP]")
 MULTIPLE = 8
@@ -42,21 +48,58 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 def make_tokenizer(vocabulary: dict[str, int], *, length: int) -> Tokenizer:
     """Return BERT's tokenizer for uncased text: at most `length` pieces, [CLS] and [SEP] included."""
-    # One thread: a process of ours computes in one.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    except ImportError:
-        raise DataError(
-            "tokenizing text needs the tokenizers library, which is not installed: pip install 'sottovoce[text]'"
-        ) from None
+    tokenizers = _library()
+    from tokenizers import models, normalizers, pre_tokenizers, processors
 
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer: Tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
     tokenizer.enable_truncation(max_length=length)
     return tokenizer
+
+
+def read_encoding(path: Path) -> Encoding:
+    """Return the encoding of a tokenizer.json, of which nothing but the tokens of the text itself is taken: no special
+    ones, no truncation. Raises DataError for a file that is none, or names no end of a document."""
+    try:
+        content = path.read_bytes()
+        tokenizer = _library().Tokenizer.from_buffer(content)
+    except DataError:
+        raise
+    except Exception as error:  # The library raises nothing narrower.
+        raise DataError(f"tokenizer {path} cannot be read: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # A text that spells the end of a document does not end there.
+    tokenizer.encode_special_tokens = True
+    numbers: dict[str, int] = tokenizer.get_vocab()
+    end = next((numbers[name] for name in ENDS if name in numbers), None)
+    if end is None:
+        raise DataError(f"tokenizer {path} has no token that ends a document; it takes one of {', '.join(ENDS)}")
+
+    def encode(texts: Sequence[bytes]) -> torch.Tensor:
+        parts = []
+        for text in texts:
+            ids = tokenizer.encode(text.decode(), add_special_tokens=False).ids
+            parts.append(torch.tensor([*ids, end], dtype=torch.int32))
+        return torch.cat(parts)
+
+    names = (*sorted(numbers, key=numbers.__getitem__), f"SHA-256 {hashlib.sha256(content).hexdigest()}")
+    return Encoding(max(numbers.values()) + 1, end, encode, names)
+
+
+def _library() -> ModuleType:
+    """Return the module tokenizers."""
+    # One thread: a process of ours computes in one.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        import tokenizers
+    except ImportError:
+        raise DataError(
+            "tokenizing text needs the tokenizers library, which is not installed: pip install 'sottovoce[text]'"
+        ) from None
+    return tokenizers
 
 
 class TextData:

@@ -29,7 +29,7 @@ def read(folder: Path, length: int = 4) -> tuple[WindowData, WindowData]:
 
 
 def texts_in(data: WindowData) -> list[str]:
-    return bytes(data.texts.tolist()).decode().split("\0")[:-1]
+    return bytes(data.tokens.tolist()).decode().split("\0")[:-1]
 
 
 def text(number: int) -> str:
@@ -46,7 +46,7 @@ def test_a_tenth_is_held_out_by_its_hash_and_copies_count_once(tmp_path: Path) -
         assert (each in texts_in(test)) == held_out, each
     assert 15 < len(texts_in(test)) < 50
     (said,) = train.found
-    assert said.endswith(f"{len(texts_in(train))} different texts, {len(train.texts):,} bytes")
+    assert said.endswith(f"{len(texts_in(train))} different texts, {len(train.tokens):,} bytes")
     # Names of files make no difference.
     (tmp_path / "0.txt").rename(tmp_path / "zero.txt")
     assert texts_in(read(tmp_path)[0]) == texts_in(train)
@@ -66,7 +66,7 @@ def test_windows_are_packed_and_hold_each_byte_once(tmp_path: Path) -> None:
     windows, folders = train.batch(torch.arange(len(train)))
     assert (windows.dtype, windows.shape) == (torch.int64, (len(train), 16))
     assert torch.equal(folders, train.labels)
-    whole = bytes(train.texts.tolist())
+    whole = bytes(train.tokens.tolist())
     for number, name in enumerate(("a", "b")):
         joined = bytes(windows[folders == number].flatten().tolist())
         assert joined in whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -10,13 +11,17 @@ import pytest
 import torch
 
 from peer.config.options import TrainingOptions, load
-from peer.errors import ConfigError
+from peer.errors import ConfigError, DataError
 from peer.records import Criterion
+from peer.train.datasets.tokens import read_encoding
 from peer.train.local_step import Trainer
 from peer.train.metrics import metrics_of
-from peer.train.next_byte import NextByte
+from peer.train.model_file import save_model
+from peer.train.models import gpt
+from peer.train.next_token import NextToken
 from peer.train.stacked import StackedTrainer
 from peer.train.tasks import configured, resolve_task
+from tests.cli.runner import sotto
 
 SMALL = {"context": 16, "width": 16, "blocks": 1}
 OPTIONS = TrainingOptions(batch_size=4, momentum="adamw", weight_decay=0.1, clip_norm=1.0, local_steps=3)
@@ -32,10 +37,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def task(folder: Path, **options: int | str) -> NextByte:
+def task(folder: Path, **options: int | str) -> NextToken:
     found = resolve_task("text", {**SMALL, **options}, directory=folder)
-    assert isinstance(found, NextByte)
+    assert isinstance(found, NextToken)
     return found
+
+
+def write_tokenizer(folder: Path, *special: str) -> Path:
+    """Write a byte-pair encoding of some texts as Hugging Face's tokenizers do."""
+    tokenizers = pytest.importorskip("tokenizers")
+    own = tokenizers.Tokenizer(tokenizers.models.BPE())
+    own.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    how = tokenizers.trainers.BpeTrainer(vocab_size=290, special_tokens=list(special), initial_alphabet=alphabet)
+    own.train_from_iterator(["It rains in Rome. " * 9], how)
+    own.enable_truncation(max_length=2)
+    own.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
 
 
 def trainer(folder: Path, precision: str = "float32") -> Trainer:
@@ -142,6 +161,82 @@ def test_many_peers_at_once_take_the_same_steps(folder: Path, masks: bool) -> No
         # Adam divides by the size of gradients, of which the smallest are rounding alone.
         assert np.quantile(np.abs(found[peer] - expected), 0.95) < 1e-2
     assert together.evaluate(z)[0].metrics["test loss"] == pytest.approx(math.log(256), abs=0.1)
+
+
+def test_a_tokenizer_makes_fewer_tokens_and_the_loss_stays_one_of_bytes(folder: Path) -> None:
+    write_tokenizer(folder, "<pad>", "<|endoftext|>")
+    own, plain = task(folder, tokenizer="tokenizer.json", mask_documents=True), task(folder)
+    model = own.make_model()
+    size = model.transformer.wte.weight.shape[0]
+    assert 256 < size <= 290
+    for data, of_bytes in ((own.train_data(), plain.train_data()), (own.test_data(), plain.test_data())):
+        assert int((data.tokens == 1).sum()) == int((of_bytes.tokens == 0).sum()), "one end for each document"
+        assert data.tokens_per_byte[-1] == len(data.tokens) / len(of_bytes.tokens)
+        assert data.tokens_per_byte[1] < data.tokens_per_byte[-1] < data.tokens_per_byte[0] <= 1, "of news it was made"
+        assert "tokens" in data.found[0]
+    assert plain.test_data().tokens_per_byte == (1, 1, 1)
+    held_out = own.test_data()
+    found, ratios = own.measure(model, held_out.batch(torch.arange(len(held_out)))), held_out.tokens_per_byte
+    means = {name: each.detach().mean().item() for name, each in found.items()}
+    assert own.figures(means)["test loss"] == pytest.approx(math.log(size) * ratios[-1], rel=0.02)
+    assert means["/news"] == pytest.approx(math.log(size) * ratios[1], rel=0.02)
+    alone = trainer(folder).task
+    assert not alone.meaning
+    assert own.with_one_folder().meaning == own.meaning
+    assert len(own.meaning["tokens"]) == size + 1
+
+
+def test_transformers_loads_the_tokenizer_of_a_gpt(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers: the extra huggingface installs it")
+    path = write_tokenizer(tmp_path, "<|endoftext|>")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save_model(gpt(64, 1, vocabulary=290, context=24), folder / "model.safetensors")
+    job = '[training]\ntask = "text"\ntask_options = {tokenizer = "tokenizer.json"}\n[data]\ndirectory = ".."\n'
+    (folder / "config.toml").write_text(job)
+    done = sotto("export", str(folder), "--format", "huggingface", "-o", str(tmp_path / "hub"))
+    assert done.exit_code == 0, done.output
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hub")
+    encoding = read_encoding(path)
+    fields = json.loads((tmp_path / "hub" / "config.json").read_text())
+    assert tokenizer.eos_token_id == encoding.end == fields["eos_token_id"]
+    text = "It rains in Rome, ä."
+    assert encoding.encode([text.encode()]).tolist() == [*tokenizer(text).input_ids, encoding.end]
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    path.unlink()
+    refused = sotto("export", str(folder), "--format", "huggingface", "-o", str(tmp_path / "again"))
+    assert "tokenizer.json cannot be read" in refused.output
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_text_that_spells_its_end_goes_on(folder: Path) -> None:
+    write_tokenizer(folder, "<|endoftext|>")
+    encoding = read_encoding(folder / "tokenizer.json")
+    tokens = encoding.encode([b"Rome<|endoftext|>rains", "ä".encode()])
+    assert (tokens == encoding.end).nonzero().flatten().tolist() == [len(tokens) - 4, len(tokens) - 1]
+
+
+def test_peers_with_another_tokenizer_refuse_each_other(folder: Path, tmp_path: Path) -> None:
+    one, other = (write_tokenizer(to, "<|endoftext|>") for to in (folder, tmp_path))
+    names = read_encoding(one).names
+    assert read_encoding(other).names == names
+    other.write_text(other.read_text().replace('"truncation"', '"truncation" '))
+    assert read_encoding(other).names[:-1] == names[:-1]
+    assert read_encoding(other).names != names
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(None, "cannot be read"), ("{}", "cannot be read"), ("\0", "cannot be read"), ("unending", "no token that ends")],
+)
+def test_a_file_that_is_no_tokenizer_is_refused(folder: Path, content: str | None, sentence: str) -> None:
+    path = write_tokenizer(folder)
+    if content is None:
+        path.unlink()
+    elif content != "unending":
+        path.write_text(content)
+    with pytest.raises(DataError, match=sentence):
+        task(folder, tokenizer="tokenizer.json")
 
 
 @pytest.mark.parametrize(
