@@ -218,6 +218,9 @@ class AlgorithmOptions(Section):
     with "vector"."""
     outer_rate: Positive = 1.0
     """compressed-allreduce, low-rank: how many times as far as the mean of the peers' steps the model moves."""
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """compressed-allreduce, low-rank, with adamw or muon in several local steps: β of Nesterov's momentum on the mean
+    of the peers' steps, as in DiLoCo."""
     theta: Literal["verified", "constant", "theorem"] = "verified"
     """Moniqua's choice of θ. verified: θ adapts, a hash checks each decoded message, and a failed one is repaired
     exactly. constant: `theta_value`. theorem: the bound of the paper's theorem."""

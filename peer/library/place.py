@@ -78,7 +78,7 @@ def derive_config(
             valid=f'"{OWN_LOOP}"',
         )
     decided, unset = [("training", key) for key in TrainingOptions.model_fields if key != "task"], Config()
-    for section, key in (*decided, ("algorithm", "outer_rate")):
+    for section, key in (*decided, ("algorithm", "outer_rate"), ("algorithm", "outer_momentum")):
         value = getattr(getattr(config, section), key)
         if value != getattr(getattr(unset, section), key):
             problem = "has no effect with a loop of your own: the script decides; remove the key"

@@ -61,6 +61,7 @@ def _settings(config: Config, facts: CardFacts) -> list[tuple[str, str]]:
     graph = config.graph.kind if isinstance(config.graph.kind, str) else ", ".join(config.graph.kind)
     rate = f"{training.learning_rate:g}, {training.schedule}, {training.warmup_rounds} rounds of warm-up"
     rate += f", outer rate {config.algorithm.outer_rate:g}" if config.algorithm.outer_rate != 1.0 else ""
+    rate += f", outer momentum {config.algorithm.outer_momentum:g}" if config.algorithm.outer_momentum else ""
     # A script says itself how many rounds there are.
     planned = "" if training.task == OWN_LOOP or facts.round is None else f" of {config.run.rounds}"
     rows = [

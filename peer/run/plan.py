@@ -257,9 +257,16 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
     if config.training.momentum == "script" and config.training.task != OWN_LOOP:
         sentence = "only a training script that averages gradients sets it; leave it out"
         findings.append(validate.Objection("error", "training.momentum", sentence))
-    if config.algorithm.outer_rate != 1.0 and not algorithm_spec(config).momentum_of_mean:
-        sentence = f"has no effect with {config.algorithm.name}, only with compressed-allreduce and low-rank"
-        findings.append(validate.Objection("warning", "algorithm.outer_rate", sentence))
+    spec, training = algorithm_spec(config), config.training
+    no_sum, of_mean = not spec.momentum_of_mean, spec.acts_on_mean(training.momentum, training.local_steps)
+    for key, is_idle in (("outer_rate", no_sum), ("outer_momentum", no_sum or of_mean)):
+        if is_idle and getattr(config.algorithm, key) != type(config.algorithm).model_fields[key].default:
+            sentence = f"has no effect with {spec.name}, only with compressed-allreduce and low-rank"
+            if not no_sum:
+                sentence = (
+                    "has no effect without several local steps of adamw or muon: another momentum acts on the mean"
+                )
+            findings.append(validate.Objection("warning", f"algorithm.{key}", sentence))
     # A job whose peers have names but no addresses is for `sotto up` and the simulator.
     if any(peer.advertise is not None for peer in config.peers):
         findings += [

@@ -27,7 +27,7 @@ from peer.config.options import Config, TrainingOptions
 from peer.config.precision_choice import FASTEST, Precision, PrecisionChoice
 from peer.errors import ConfigError, LocalProtocolError, TaskError
 from peer.gossip import topology
-from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext, NoMomentum
+from peer.gossip.base import Algorithm, AlgorithmSpec, MomentumRule, NodeContext, NoMomentum
 from peer.gossip.budget import BandwidthBudget, nominal_bits
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import Membership, Newcomer
@@ -70,6 +70,7 @@ from peer.train.label_adjustment import declared_shares
 from peer.train.learning_rate import learning_rates, step_size_decay
 from peer.train.local_step import Split, Trainer, check_data, make_momentum
 from peer.train.metrics import UNDECLARED
+from peer.train.momentum import Momentum
 from peer.train.own_task import criteria_of
 from peer.train.partition import Manifest, OwnSamples, own_samples, partition
 from peer.train.precision import precision_of
@@ -345,6 +346,13 @@ class RunSetup:
         training = self.config.training
         return self.spec.acts_on_mean(training.momentum, training.local_steps)
 
+    def _mean_momentum(self, layout: Layout) -> Callable[[], MomentumRule]:
+        """Return what makes the momentum of the mean of all peers' gradients or steps."""
+        if self._momentum_of_mean:
+            return partial(make_momentum, self.config.training, layout)
+        beta = self.config.algorithm.outer_momentum
+        return partial(Momentum, "nesterov", beta=beta) if beta and self.spec.momentum_of_mean else NoMomentum
+
     @property
     def _peers_hold_one_model(self) -> bool:
         """Whether all peers take each step from the same model: they average gradients before it, or whole models
@@ -464,7 +472,7 @@ class RunSetup:
             outer_rate=options.outer_rate,
             low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits, exponents=options.factor_exponents),
             robust=robust_mixing(self.config),
-            momentum=partial(make_momentum, self.config.training, layout) if self._momentum_of_mean else NoMomentum,
+            momentum=self._mean_momentum(layout),
             server=ServerOptions(peer=options.server, model_bits=options.model_bits, model_range=options.model_range),
             shared_copies=self.shared_copies,
         )

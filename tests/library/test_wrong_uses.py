@@ -222,6 +222,12 @@ CONFIGURATIONS: list[tuple[str, str, str, str]] = [
         "[algorithm]\nouter_rate = 2",
         "algorithm.outer_rate: has no effect with a loop of",
     ),
+    (
+        "an outer momentum",
+        "[algorithm]",
+        "[algorithm]\nouter_momentum = 0.5",
+        "algorithm.outer_momentum: has no effect with a loop of",
+    ),
     ("no peers", "[[peers]]", "[[nobody]]", "nobody"),
     ("epochs", "[graph]", '[graph]\nperiod_unit = "epochs"', "the length of an epoch is not known"),
 ]

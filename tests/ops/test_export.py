@@ -279,8 +279,9 @@ def test_a_folder_for_the_hub_says_what_it_is(run: Path, tmp_path: Path) -> None
 
 
 def test_the_card_says_how_the_model_was_trained() -> None:
-    settings = ["training.momentum=muon", "training.clip_norm=1", "algorithm.outer_rate=2", "training.local_steps=4"]
-    config = load(environment={}, overrides=["algorithm.name=low-rank", *settings], new_job=4)
+    settings = ["training.momentum=muon", "training.clip_norm=1", "training.local_steps=4"]
+    outer = ["algorithm.name=low-rank", "algorithm.outer_rate=2", "algorithm.outer_momentum=0.5"]
+    config = load(environment={}, overrides=[*outer, *settings], new_job=4)
     card = model_card(config, CardFacts(description="a model", round=None, num_peers=4), [Path("m.safetensors")])
     for row in (
         "messages | rank 16, 6 bits",
@@ -288,7 +289,7 @@ def test_the_card_says_how_the_model_was_trained() -> None:
         "local step | 8 samples; steps a round: 4",
     ):
         assert row in card, card
-    assert "rounds of warm-up, outer rate 2" in card
+    assert "rounds of warm-up, outer rate 2, outer momentum 0.5" in card
 
 
 def test_the_card_loads_the_model_by_its_task(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
