@@ -1,31 +1,25 @@
 """The split of a labelled data set among the peers, the same on every device without anybody telling it.
 
 A partition is a function of the labels, the number of peers, the kind of split with its settings, and a seed; nothing
-else. Every sample belongs to exactly one peer, and no peer is left without. `Manifest.digest` says in 64 hex digits
-which split it is, so that peers can compare it before the first round.
+else. Every sample belongs to exactly one peer, and no peer is left without.
 
 Where every device has data of its own, nothing is split, and a peer knows its own samples only (`OwnSamples`).
 
-Knows labels only: no images, no torch, no files but the manifest's own.
+Knows labels only: no images, no torch, no files.
 """
 
 from __future__ import annotations
 
 import enum
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from peer.errors import ConfigError, DataError
-from peer.files import write_whole
-from peer.foreign_values import parse_json
 from peer.random import SHARED, Purpose, Stream, stream
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -40,103 +34,16 @@ KINDS: Mapping[str, str] = {
 }
 """One sentence for each kind of split."""
 
-FORMAT = 1
-"""Version of the manifest file and of the bytes under its digest."""
-_MOST_BYTES = 1 << 30
-"""Largest manifest, which holds a number for each sample."""
-
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
     """The samples of each peer."""
 
-    kind: str
-    settings: Mapping[str, float | int]
-    """Settings of the kind: skew, alpha or labels_per_peer; and holdout_fraction."""
-    seed: int
-    labels_digest: str
-    """Hex SHA-256 of the labels that were split."""
     num_samples: int
     train: tuple[IntArray, ...]
     """Training samples of each peer, int64[m_i], ascending."""
     holdout: tuple[IntArray, ...]
     """Private test samples of each peer, int64[h_i], ascending."""
-
-    @property
-    def num_peers(self) -> int:
-        return len(self.train)
-
-    def samples(self, peer: int) -> IntArray:
-        """Return everything that `peer` holds, training and hold-out, ascending."""
-        return np.sort(np.concatenate([self.train[peer], self.holdout[peer]]))
-
-    @cached_property
-    def digest(self) -> str:
-        """Hex SHA-256 over all peers' samples; peers of one run must have the same."""
-        hasher = hashlib.sha256(b"sottovoce partition %d\n" % FORMAT)
-        hasher.update(bytes.fromhex(self.labels_digest))
-        hasher.update(np.array([self.num_samples, self.num_peers], dtype="<i8").tobytes())
-        for part in (*self.train, *self.holdout):
-            hasher.update(np.array([part.size], dtype="<i8").tobytes())
-            hasher.update(part.astype("<i8").tobytes())
-        return hasher.hexdigest()
-
-    def verify(self, labels: npt.ArrayLike) -> None:
-        """Raise DataError unless this is a complete split of exactly these labels."""
-        checked = _checked_labels(labels)
-        if checked.size != self.num_samples:
-            raise DataError(
-                f"the manifest splits {self.num_samples} samples, but the data set has {checked.size}; create the"
-                " manifest again, or use the data set that it was created for"
-            )
-        if labels_digest(checked) != self.labels_digest:
-            raise DataError("the manifest was created for other labels or another order of samples; create it again")
-        _check_complete(self)
-
-    def save(self, path: Path) -> None:
-        """Write the manifest as JSON, replacing the file in one step."""
-        tree = {
-            "format": FORMAT,
-            "kind": self.kind,
-            "settings": dict(self.settings),
-            "seed": self.seed,
-            "labels_digest": self.labels_digest,
-            "num_samples": self.num_samples,
-            "train": [part.tolist() for part in self.train],
-            "holdout": [part.tolist() for part in self.holdout],
-            "digest": self.digest,
-        }
-        write_whole(path, json.dumps(tree, separators=(",", ":")) + "\n")
-
-    @classmethod
-    def load(cls, path: Path) -> Manifest:
-        """Return the manifest of a file. Raises DataError where it is not one, is damaged or is of a later format."""
-        try:
-            tree = parse_json(path.read_bytes(), most_bytes=_MOST_BYTES)
-        except OSError as error:
-            raise DataError(f"{path}: the manifest cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise DataError(f"{path}: the manifest is not valid JSON: {error}") from None
-        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-            raise DataError(f"{path}: is not a partition manifest of format {FORMAT}; create it again")
-        try:
-            manifest = cls(
-                kind=str(tree["kind"]),
-                settings=dict(tree["settings"]),
-                seed=int(tree["seed"]),
-                labels_digest=bytes.fromhex(tree["labels_digest"]).hex(),
-                num_samples=int(tree["num_samples"]),
-                train=tuple(_indices(part) for part in tree["train"]),
-                holdout=tuple(_indices(part) for part in tree["holdout"]),
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"{path}: a field of the manifest is missing or malformed: {error!r}") from None
-        _check_complete(manifest)
-        if manifest.digest != tree.get("digest"):
-            raise DataError(
-                f"{path}: the manifest was changed after it was written (its digest differs); create it again"
-            )
-        return manifest
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +51,7 @@ class OwnSamples:
     """The samples of one peer whose data is its own; nothing is known of the others'."""
 
     labels_digest: str
-    """Hex SHA-256 of the labels."""
+    """Hex SHA-256 of the labels in their order."""
     num_samples: int
     train: Mapping[int, IntArray]
     """Training samples of that peer alone, int64[m], ascending."""
@@ -161,7 +68,8 @@ def own_samples(labels: npt.ArrayLike, peer: int, *, seed: int, holdout_fraction
     checked = _checked_labels(labels)
     everything = {peer: np.arange(checked.size, dtype=np.int64)}
     train, holdout = _hold_out(everything, holdout_fraction, seed)
-    return OwnSamples(labels_digest(checked), checked.size, train, holdout)
+    digest = hashlib.sha256(checked.astype("<i8").tobytes()).hexdigest()
+    return OwnSamples(digest, checked.size, train, holdout)
 
 
 def partition(
@@ -192,39 +100,24 @@ def partition(
             value=num_peers,
             valid=f"at most {checked.size} peers, or more data",
         )
-    settings: dict[str, float | int]
     if kind == "skew":
-        owner, settings = _deal_by_skew(checked, num_peers, skew, seed), {"skew": skew}
+        owner = _deal_by_skew(checked, num_peers, skew, seed)
     elif kind == "dirichlet":
         needed = 2 if holdout_fraction > 0 and checked.size >= 2 * num_peers else 1
-        owner, settings = _deal_by_dirichlet(checked, num_peers, alpha, needed, seed), {"alpha": alpha}
+        owner = _deal_by_dirichlet(checked, num_peers, alpha, needed, seed)
     elif kind == "shards":
         owner = _deal_by_shards(checked, num_peers, labels_per_peer, seed)
-        settings = {"labels_per_peer": labels_per_peer}
     elif kind == "by-label":
-        owner, settings = _deal_by_label(checked, num_peers, seed), {}
+        owner = _deal_by_label(checked, num_peers, seed)
     elif kind == "iid":
-        owner, settings = _deal_by_skew(checked, num_peers, 0.0, seed), {}
+        owner = _deal_by_skew(checked, num_peers, 0.0, seed)
     else:
         raise ConfigError("is not one of the choices", key="data.partition", value=kind, valid=", ".join(KINDS))
     by_owner = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=num_peers))[:-1]
     parts = dict(enumerate(np.split(by_owner, ends)))
     train, holdout = _hold_out(parts, holdout_fraction, seed)
-    return Manifest(
-        kind=kind,
-        settings={**settings, "holdout_fraction": holdout_fraction},
-        seed=seed,
-        labels_digest=labels_digest(checked),
-        num_samples=checked.size,
-        train=tuple(train.values()),
-        holdout=tuple(holdout.values()),
-    )
-
-
-def labels_digest(labels: npt.ArrayLike) -> str:
-    """Return the hex SHA-256 of the labels in their order."""
-    return hashlib.sha256(_checked_labels(labels).astype("<i8").tobytes()).hexdigest()
+    return Manifest(checked.size, tuple(train.values()), tuple(holdout.values()))
 
 
 def _deal_by_skew(labels: IntArray, num_peers: int, skew: float, seed: int) -> IntArray:
@@ -433,22 +326,3 @@ def _checked_labels(labels: npt.ArrayLike) -> IntArray:
             " set one integer label per sample"
         )
     return array.astype(np.int64)
-
-
-def _indices(part: Any) -> IntArray:
-    array = np.array(part)
-    if array.size == 0:
-        return np.empty(0, dtype=np.int64)
-    if array.ndim != 1 or array.dtype.kind != "i":
-        raise TypeError("samples are listed by their numbers")
-    return array.astype(np.int64)
-
-
-def _check_complete(manifest: Manifest) -> None:
-    if not manifest.train or len(manifest.holdout) != len(manifest.train):
-        raise DataError("the manifest does not list training and hold-out samples for each peer; create it again")
-    used = np.sort(np.concatenate([*manifest.train, *manifest.holdout]))
-    if used.size != manifest.num_samples or not np.array_equal(used, np.arange(manifest.num_samples)):
-        raise DataError("the manifest does not use each sample exactly once; create it again")
-    if any(part.size == 0 for part in manifest.train):
-        raise DataError("the manifest leaves a peer without training samples; create it again")
