@@ -41,7 +41,7 @@ from peer.state.checkpoints import laid_aside
 from peer.state.disk import Disk
 from peer.train.evaluation import Evaluation
 from peer.train.learning_rate import learning_rates
-from peer.train.local_step import Split, make_momentum
+from peer.train.local_step import LocalStep, Split, make_momentum
 from peer.train.momentum import Momentum
 from peer.wire.data_meaning import Meaning
 from peer.wire.start_model import DIGEST_BYTES, StartModel
@@ -70,15 +70,6 @@ class Repeated:
     model: Vector
     """The model that the round began with; where exchanges overlap, the one that the script went on with behind it.
     Where gradients are averaged, their mean."""
-
-
-@dataclass(frozen=True)
-class LoopStep:
-    """The result of a local step (`node.local_steps.StepResult`)."""
-
-    gradient: FloatArray
-    loss: float | None
-    samples: int = 0
 
 
 class RuleOfScript(Momentum):
@@ -220,7 +211,7 @@ class LoopSteps(RecordedSteps):
         """Return the outer learning rate of round t."""
         return self._rates.rate(t)
 
-    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> LoopStep:
+    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> LocalStep:
         """Return the result of the script's steps from z, once they are done. Raises StepAbandoned if they never
         are."""
         recalled, self._recalled = self._recalled, None
@@ -244,12 +235,12 @@ class LoopSteps(RecordedSteps):
         self._stepped = recalled
         self._begun, self._t = (recalled.script, self.repeats) if recalled.script else None, t
         if self.rule_of_mean is not None:
-            return LoopStep(recalled.displacement, recalled.loss)
+            return LocalStep(recalled.displacement, recalled.loss)
         if recalled.script:
             began = np.subtract(z, recalled.displacement) if self._overlap else z
             again = None if recalled.is_behind else Repeated(t, self.held({"": np.asarray(began, np.float32)})[""])
             self._begun = recalled.script, again
-        return LoopStep(self._momentum.direction(recalled.displacement, z), recalled.loss)
+        return LocalStep(self._momentum.direction(recalled.displacement, z), recalled.loss)
 
     def _lent(self, z: FloatArray) -> Vector:
         """Return a model for the time until the script has answered: not a copy where exchanges change it at the end of

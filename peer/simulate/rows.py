@@ -14,14 +14,8 @@ from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip.base import Algorithm
 from peer.gossip.mixing import debiased_step_rate
 from peer.run.setup import RunSetup
+from peer.train.local_step import LocalStep
 from peer.train.stacked import StackedStep, StackedTrainer
-
-
-@dataclass(frozen=True)
-class _RowStep:
-    gradient: FloatArray
-    loss: float
-    samples: int
 
 
 class StackedRows:
@@ -56,7 +50,7 @@ class StackedRows:
         """Return the local steps of one peer."""
         return StackedRow(self, peer)
 
-    def take(self, peer: int, t: int) -> _RowStep:
+    def take(self, peer: int, t: int) -> LocalStep:
         """Return a peer's local steps of round t, once; the first peer of a group lets those of all be computed.
 
         All peers of the run are between two rounds then, or about to exchange messages of round t: nobody's model
@@ -73,7 +67,7 @@ class StackedRows:
         if steps.left == 0:
             del self._steps[number]
         row, result = peer - group.start, steps.result
-        return _RowStep(result.gradients[row], float(result.losses[row]), result.samples)
+        return LocalStep(result.gradients[row], float(result.losses[row]), result.samples)
 
     def _compute(self, number: int, t: int) -> StackedStep:
         group = self.trainer.groups[number]
@@ -107,7 +101,7 @@ class StackedRow:
         """Return γ of round t."""
         return self._rows.trainer.rate(t)
 
-    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> _RowStep:
+    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> LocalStep:
         """Return the peer's row of the local steps of round t."""
         del z, rate, z_step  # `StackedRows` reads them for the whole group.
         return self._rows.take(self._peer, t)

@@ -24,6 +24,7 @@ import torch
 
 from peer.compress.decompress import add_dense_
 from peer.compress.layout import Layout
+from peer.compress.payload import FloatArray
 from peer.config.options import TrainingOptions
 from peer.config.precision_choice import Precision
 from peer.errors import ConfigError, DataError, LocalProtocolError
@@ -65,14 +66,14 @@ _TRIED = 8
 class LocalStep:
     """The result of a round's local steps."""
 
-    gradient: Vector
+    gradient: FloatArray
     """G: momentum and weight decay included, summed over the local steps; float32[n]. Read only, and good until the
     next local step: it may lie in the momentum's own memory."""
     loss: float | None
     """Mean over the local steps of the mean loss of the batch, logit adjustment included, before each step. None of
     private steps: it tells of the samples."""
-    samples: int
-    """Samples in the local steps; the expected number for private steps."""
+    samples: int = 0
+    """Samples in the local steps, where they are known; the expected number for private steps."""
 
 
 class StartedTraining:
