@@ -37,7 +37,6 @@ class StackedRows:
             rounds=config.run.rounds,
             seed=config.run.seed,
             shards=[setup.manifest.train[peer] for peer in range(setup.num_peers)],
-            holdouts=[setup.manifest.holdout[peer] for peer in range(setup.num_peers)],
             device=config.peer.device,
             base=setup.base,
         )

@@ -19,14 +19,13 @@ import torch
 from torch.func import functional_call, vmap
 
 from peer.config.options import TrainingOptions
-from peer.errors import DataError, LocalProtocolError, TaskError
+from peer.errors import DataError, TaskError
 from peer.train.bfloat16 import computes_in_bfloat16
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.eight_bit import Network
-from peer.train.evaluation import EVALUATION_BATCH, Evaluation, class_labels, evaluate_model, judge
+from peer.train.evaluation import Evaluation, evaluate_model
 from peer.train.label_adjustment import Loss, count_classes, deal_locally, training_loss
 from peer.train.local_step import (
-    Split,
     StartedTraining,
     Vector,
     checked_indices,
@@ -34,7 +33,6 @@ from peer.train.local_step import (
     seed_operators,
 )
 from peer.train.memory import aligned
-from peer.train.metrics import metrics_of
 from peer.train.momentum import shortening
 from peer.train.own_task import errors_of, inner_task
 from peer.train.private_step import LossModule
@@ -44,8 +42,6 @@ from peer.train.task import Data, Task
 Matrix: TypeAlias = npt.NDArray[np.float32]
 How: TypeAlias = Literal["auto", "stacked", "one by one"]
 
-_EVALUATED_AT_ONCE = 64
-"""Peers; bounds the memory of activations."""
 _NUMBERS_AT_ONCE = 2**20
 """Parameters of a group of peers on a CPU: more do not fit the cache, and blocks of more than 32 MiB cost a page fault
 for every page each time."""
@@ -64,7 +60,7 @@ class StackedStep:
 
 
 class StackedTrainer(StartedTraining):
-    """The local steps of many peers; the arguments and methods of `Trainer` with a row for each peer."""
+    """The local steps of many peers, with a row for each; the arguments are those of `Trainer`."""
 
     def __init__(
         self,
@@ -74,7 +70,6 @@ class StackedTrainer(StartedTraining):
         rounds: int,
         seed: int,
         shards: Sequence[npt.NDArray[np.int64]],
-        holdouts: Sequence[npt.NDArray[np.int64]] | None = None,
         device: str = "cpu",
         base: Path | None = None,
         how: How = "auto",
@@ -89,8 +84,6 @@ class StackedTrainer(StartedTraining):
         super().__init__(task, options, rounds=rounds, seed=seed, device=device, base=base)
         self.train_data, self._test = _on_device(self.train_data, self.device), _on_device(self._test, self.device)
         self._shards = [checked_indices(shard, len(self.train_data)) for shard in shards]
-        empty = [np.empty(0, np.int64)] * len(shards)
-        self._holdouts = [checked_indices(holdout, len(self.train_data)) for holdout in holdouts or empty]
         totals = count_classes(task) if task.num_classes else None
         dealt = [
             deal_locally(task, options, shard, self._rates, seed=seed, peer=peer, totals=totals)
@@ -133,21 +126,6 @@ class StackedTrainer(StartedTraining):
         """Return the number of a peer's group."""
         return peer // self._group_size
 
-    def gradients(self, z: Matrix, t: int, z_steps: npt.NDArray[np.floating[Any]] | float) -> StackedStep:
-        """Return the local steps of round t of all peers; see `gradients_of_group`."""
-        shape = (self.num_peers, self.layout.size)
-        if z.dtype != np.float32 or z.shape != shape:
-            raise LocalProtocolError(f"z is {z.dtype}{list(z.shape)}, the peers take float32{list(shape)}")
-        z_steps = np.broadcast_to(np.asarray(z_steps, np.float32), (self.num_peers,))
-        steps = [
-            self.gradients_of_group(number, z[group.start : group.stop], t, z_steps[group.start : group.stop])
-            for number, group in enumerate(self.groups)
-        ]
-        if len(steps) == 1:
-            return steps[0]
-        gradients = np.concatenate([step.gradients for step in steps])
-        return StackedStep(gradients, np.concatenate([step.losses for step in steps]), steps[0].samples)
-
     def gradients_of_group(self, number: int, z: Matrix, t: int, z_steps: npt.NDArray[np.floating[Any]]) -> StackedStep:
         """Return the local steps of round t of one of `groups` from `z: float32[group, n]`, which is not changed.
 
@@ -176,54 +154,16 @@ class StackedTrainer(StartedTraining):
         assert direction is not None
         return StackedStep(direction if total is None else total, losses / steps, steps * self.options.batch_size)
 
-    def after_round(self, z_before: Matrix, z_after: Matrix, rate: float) -> None:
-        """Let quasi-global momentum see how z moved in a round of learning rate `rate`; see `Trainer.after_round`."""
-        for peer in range(self.num_peers):
-            self.after_round_of_peer(peer, z_before[peer], z_after[peer], rate)
-
     def after_round_of_peer(self, peer: int, z_before: Vector, z_after: Vector, rate: float) -> None:
-        """Do the work of `after_round` for one peer."""
+        """Let quasi-global momentum see how z of one peer moved in a round of learning rate `rate`; see
+        `Trainer.after_round`."""
         number, row = divmod(peer, self._group_size)
         part = slice(row * self.layout.size, (row + 1) * self.layout.size)
         self._momenta[number].after_round(z_before, z_after, rate * self.options.local_steps, part)
 
-    def evaluate(self, z: Matrix, split: Split = "test") -> list[Evaluation]:
-        """Return how the model of each peer does on a split; nothing that training reads is changed."""
-        if split == "test":
-            return self._engine.evaluate_all(z, self._test)
-        indices = self._holdouts if split == "holdout" else self._shards
-        return [self._engine.evaluate(peer, z[peer], self.train_data, indices[peer]) for peer in range(self.num_peers)]
-
     def evaluate_one(self, peer: int, z: Vector) -> Evaluation:
         """Return how one peer's model does on the test set, with the peer's own statistics of norms."""
-        return self._engine.evaluate(peer, z, self._test, np.arange(len(self._test), dtype=np.int64))
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the state that the next round reads beside z, of all peers; see `Trainer.state`."""
-        states = [momentum.state() for momentum in self._momenta]
-        state = {
-            f"momentum.{name}": value if name == "steps" else np.concatenate([each[name] for each in states])
-            for name, value in states[0].items()
-        }
-        for name, buffer in self._engine.buffers.items():
-            state[f"buffer.{name}"] = buffer.cpu().numpy().copy()
-        return state
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore a result of `state`. Raises KeyError or ValueError if it does not fit."""
-        prefix = "momentum."
-        momentum = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        for name in ("m", "v"):
-            if name in momentum and momentum[name].size != self.num_peers * self._momenta[0].size_of(name):
-                raise ValueError(f"momentum {name} has {momentum[name].size} numbers, which do not fit these peers")
-        for each, group in zip(self._momenta, self.groups, strict=True):
-            own = {k: v if k == "steps" else v.reshape(self.num_peers, -1)[group].ravel() for k, v in momentum.items()}
-            each.restore(own)
-        for name, buffer in self._engine.buffers.items():
-            value = torch.from_numpy(np.array(state[f"buffer.{name}"]))
-            if value.shape != buffer.shape or value.dtype != buffer.dtype:
-                raise ValueError(f"buffer {name} has shape {list(value.shape)}, expected {list(buffer.shape)}")
-            buffer.copy_(value)
+        return self._engine.evaluate(peer, z, self._test)
 
     def _batch(self, t: int, local: int, peers: range) -> Batch:
         """Return the batches of some peers, each tensor stacked to [peers, b, ...]."""
@@ -290,15 +230,10 @@ class _OneByOne:
                 self.buffers[name][peer] = buffer
         return gradients.cpu().numpy(), losses
 
-    def evaluate_all(self, z: Matrix, data: Data) -> list[Evaluation]:
-        """Return the evaluation of all peers on the same samples."""
-        everything = np.arange(len(data), dtype=np.int64)
-        return [self.evaluate(peer, z[peer], data, everything) for peer in range(len(z))]
-
-    def evaluate(self, peer: int, z: Vector, data: Data, indices: npt.NDArray[np.int64]) -> Evaluation:
+    def evaluate(self, peer: int, z: Vector, data: Data) -> Evaluation:
         """Return the evaluation of one peer."""
         self._load(peer, z)
-        return evaluate_model(self.task, self.model, data, indices, self._device)
+        return evaluate_model(self.task, self.model, data, np.arange(len(data), dtype=np.int64), self._device)
 
     def _load(self, peer: int, z: Vector) -> None:
         flat = torch.from_numpy(z).to(self._device)
@@ -316,7 +251,7 @@ class _Stacked(_OneByOne):
         super().__post_init__()
         self._names = [f"model.{name}" for name in self.trained]
         self._shapes = [parameter.shape for parameter in self._parameters]
-        self._loss, self._judge = LossModule(self.loss, self.model), _Judge(self.task, self.model)
+        self._loss = LossModule(self.loss, self.model)
         self._graph: _Graph | None = None
         self._may_capture = self._device.type == "cuda"
 
@@ -335,38 +270,12 @@ class _Stacked(_OneByOne):
             gradient, losses = self._compute(flat, batch, buffers)
         return gradient.cpu().numpy(), losses.double().cpu().numpy()
 
-    def evaluate_all(self, z: Matrix, data: Data) -> list[Evaluation]:
-        """Return the evaluation of all peers on the same samples."""
-        if metrics_of(self.task):
-            # An own task's metrics may have any shape, which vmap does not take.
-            return super().evaluate_all(z, data)
-        return [
-            evaluation
-            for start in range(0, len(z), _EVALUATED_AT_ONCE)
-            for evaluation in self._evaluate_some(z, slice(start, min(start + _EVALUATED_AT_ONCE, len(z))), data)
-        ]
-
     def _compute(
         self, flat: torch.Tensor, batch: Batch, buffers: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return gradients float32[peers, n] and losses float32[peers]; the peers' losses share no number, so that the
         gradient of their sum is that of each."""
         flat = flat.detach().requires_grad_()
-        losses = self._vmapped(self._loss, flat, batch, buffers, batch_dim=0)
-        assert isinstance(losses, torch.Tensor)
-        with errors_of(self.task):
-            (gradient,) = torch.autograd.grad(losses.sum(), flat)
-        return gradient, losses.detach()
-
-    def _vmapped(
-        self,
-        module: torch.nn.Module,
-        flat: torch.Tensor,
-        batch: Batch,
-        buffers: Mapping[str, torch.Tensor],
-        *,
-        batch_dim: int | None,
-    ) -> Any:
         parameters = {
             name: part.view(len(flat), *shape)
             for name, part, shape in zip(self._names, torch.split(flat, self._sizes, dim=1), self._shapes, strict=True)
@@ -374,10 +283,10 @@ class _Stacked(_OneByOne):
         parameters |= {f"model.{name}": buffer for name, buffer in buffers.items()}
 
         def one(own: dict[str, torch.Tensor], samples: Batch) -> Any:
-            return functional_call(module, own, (samples,))
+            return functional_call(self._loss, own, (samples,))
 
         try:
-            return vmap(one, in_dims=(0, batch_dim))(parameters, batch)
+            losses: torch.Tensor = vmap(one)(parameters, batch)
         except (RuntimeError, TaskError) as error:
             if "vmap" not in str(error):
                 raise
@@ -385,28 +294,9 @@ class _Stacked(_OneByOne):
                 f"the model or loss of task {self.task.name} cannot be computed for all peers as one batch; dropout, "
                 f".item() and branches on values prevent that ({str(error.__cause__ or error).splitlines()[0]})"
             ) from error
-
-    def _evaluate_some(self, z: Matrix, peers: slice, data: Data) -> list[Evaluation]:
-        count, classes = peers.stop - peers.start, max(1, self.task.num_classes)
-        correct = np.zeros((count, classes), np.int64)
-        total, loss = np.zeros(classes, np.int64), np.zeros(count)
-        flat = torch.from_numpy(z[peers]).to(self._device)
-        buffers = {name: buffer[peers].clone() for name, buffer in self.buffers.items()}
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                for start in range(0, len(data), EVALUATION_BATCH):
-                    part = torch.arange(start, min(start + EVALUATION_BATCH, len(data)))
-                    batch = tuple(tensor.to(self._device) for tensor in data.batch(part))
-                    losses, right = self._vmapped(self._judge, flat, batch, buffers, batch_dim=None)
-                    labels = class_labels(self.task, data, part)
-                    hits = right.cpu().numpy()
-                    correct += np.stack([np.bincount(labels[row], minlength=classes) for row in hits])
-                    total += np.bincount(labels, minlength=classes)
-                    loss += losses.double().cpu().numpy() * len(part)
-        finally:
-            self.model.train()
-        return [Evaluation(correct[row], total.copy(), float(loss[row] / len(data))) for row in range(count)]
+        with errors_of(self.task):
+            (gradient,) = torch.autograd.grad(losses.sum(), flat)
+        return gradient, losses.detach()
 
     def _capture(self, flat: torch.Tensor, batch: Batch) -> _Graph | None:
         """Return the recorded computation, or None where it cannot be recorded or does not repeat its result."""
@@ -449,17 +339,6 @@ class _Graph:
         self._graph.replay()
         gradient, losses = self._result
         return gradient, losses
-
-
-class _Judge(torch.nn.Module):
-    """The task's loss and its verdict on each sample."""
-
-    def __init__(self, task: Task, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.task, self.model = task, model
-
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        return judge(self.task, self.model, batch)
 
 
 def _on_device(data: Data, device: torch.device) -> Data:

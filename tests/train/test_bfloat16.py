@@ -20,7 +20,7 @@ from peer.train.precision import precision_of
 from peer.train.stacked import StackedTrainer
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
-from tests.train.small_tasks import descend, images, points
+from tests.train.small_tasks import all_gradients, descend, images, points
 
 DIGITS = resolve_task("digits", {"hidden": 32})
 
@@ -134,7 +134,7 @@ def assert_stacked(task: Task, how: str, *, rtol: float, atol: float) -> None:
         Trainer(task, options, rounds=5, seed=1, peer=peer, train_indices=shard) for peer, shard in enumerate(shards)
     ]
     z = np.stack([stacked.initial_vector()] * 2)
-    found = stacked.gradients(z, 0, 0.1).gradients
+    found = all_gradients(stacked, z, 0, 0.1).gradients
     expected = np.stack([single.gradient(z[peer], 0, 0.1, 0.1).gradient for peer, single in enumerate(singles)])
     np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
 

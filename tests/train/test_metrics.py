@@ -19,6 +19,7 @@ from peer.train.stacked import StackedTrainer
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
 from tests.train import measured_tasks
+from tests.train.small_tasks import all_gradients
 
 OPTIONS = TrainingOptions(batch_size=8, momentum="none", warmup_rounds=0)
 FILE = Path(measured_tasks.__file__)
@@ -55,12 +56,12 @@ def test_a_model_trains_on_batches_that_are_dicts_alone_and_stacked() -> None:
     one = trainer(task)
     stacked = StackedTrainer(task, OPTIONS, rounds=100, seed=0, shards=[np.arange(64)])
     z = one.initial_vector()
-    both = stacked.gradients(z[None], 0, 0.1).gradients[0]
+    both = all_gradients(stacked, z[None], 0, 0.1).gradients[0]
     np.testing.assert_allclose(both, one.gradient(z, 0, 0.1, 0.1).gradient, rtol=1e-5, atol=1e-6)
     for t in range(100):
         z = z - np.float32(0.3) * one.gradient(z, t, 0.3, 0.3).gradient
     assert one.evaluate(z).metrics["RMSE"] < 0.1 < one.evaluate(one.initial_vector()).metrics["RMSE"]
-    assert stacked.evaluate(z[None])[0].metrics == one.evaluate(z).metrics
+    assert stacked.evaluate_one(0, z).metrics == one.evaluate(z).metrics
 
 
 def test_a_classification_takes_dicts_as_keyword_arguments_and_has_both_figures() -> None:

@@ -22,6 +22,7 @@ from peer.train.next_token import NextToken
 from peer.train.stacked import StackedTrainer
 from peer.train.tasks import configured, resolve_task
 from tests.cli.runner import sotto
+from tests.train.small_tasks import all_gradients
 
 SMALL = {"context": 16, "width": 16, "blocks": 1}
 OPTIONS = TrainingOptions(batch_size=4, momentum="adamw", weight_decay=0.1, clip_norm=1.0, local_steps=3)
@@ -154,13 +155,13 @@ def test_many_peers_at_once_take_the_same_steps(folder: Path, masks: bool) -> No
     shards = [np.arange(8), np.arange(20, 30)]
     together = StackedTrainer(own, OPTIONS, rounds=5, seed=3, shards=shards)
     z = np.tile(together.initial_vector(), (2, 1))
-    found = together.gradients(z, 1, 1e-3).gradients
+    found = all_gradients(together, z, 1, 1e-3).gradients
     for peer, shard in enumerate(shards):
         alone = Trainer(own, OPTIONS, rounds=5, seed=3, peer=peer, train_indices=shard)
         expected = alone.gradient(z[peer], 1, 1e-3, 1e-3).gradient
         # Adam divides by the size of gradients, of which the smallest are rounding alone.
         assert np.quantile(np.abs(found[peer] - expected), 0.95) < 1e-2
-    assert together.evaluate(z)[0].metrics["test loss"] == pytest.approx(math.log(256), abs=0.1)
+    assert together.evaluate_one(0, z[0]).metrics["test loss"] == pytest.approx(math.log(256), abs=0.1)
 
 
 def test_a_tokenizer_makes_fewer_tokens_and_the_loss_stays_one_of_bytes(folder: Path) -> None:

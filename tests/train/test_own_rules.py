@@ -20,7 +20,7 @@ from peer.train.own_task import OwnTask, UserCode
 from peer.train.private_step import SECRET_BYTES, GaussianMechanism
 from peer.train.stacked import StackedTrainer
 from peer.train.task import Task
-from tests.train.small_tasks import points
+from tests.train.small_tasks import all_gradients, points
 
 SAMPLES = len(points().test_data())
 
@@ -60,8 +60,7 @@ def judged(task: Task, how: str) -> tuple[float, float]:
     options, shard = TrainingOptions(batch_size=4, warmup_rounds=0), np.arange(20)
     if how == "stacked":
         trainer = StackedTrainer(task, options, rounds=2, seed=0, shards=[shard, shard], how="stacked")
-        start = trainer.initial_vector()
-        (found, _) = trainer.evaluate(np.stack([start, start]))
+        found = trainer.evaluate_one(0, trainer.initial_vector())
     else:
         single = Trainer(task, options, rounds=2, seed=0, peer=0, train_indices=shard)
         found = single.evaluate(single.initial_vector())
@@ -155,8 +154,8 @@ def test_each_method_of_a_subclass_is_called(name: str, how: str) -> None:
     if how == "stacked":
         stacked = StackedTrainer(task, options, rounds=2, seed=0, shards=[shard, shard], how="stacked")
         z = np.stack([stacked.initial_vector()] * 2)
-        stacked.gradients(z, 0, 1.0)
-        stacked.evaluate(z)
+        all_gradients(stacked, z, 0, 1.0)
+        stacked.evaluate_one(0, z[0])
     else:
         privacy = GaussianMechanism(1.0, 1.0, b"1" * SECRET_BYTES) if how == "private" else None
         trainer = Trainer(task, options, rounds=2, seed=0, peer=0, train_indices=shard, privacy=privacy)
@@ -191,7 +190,7 @@ def gradient_of(task: Classification, how: str) -> npt.NDArray[np.float32]:
     options, shard = TrainingOptions(batch_size=4, warmup_rounds=0), np.arange(20)
     if how == "stacked":
         stacked = StackedTrainer(task, options, rounds=2, seed=0, shards=[shard, shard], how="stacked")
-        return stacked.gradients(np.stack([stacked.initial_vector()] * 2), 0, 1.0).gradients
+        return all_gradients(stacked, np.stack([stacked.initial_vector()] * 2), 0, 1.0).gradients
     inner: Task = OwnTask(task, UserCode("tests")) if how == "own" else task
     trainer = Trainer(inner, options, rounds=2, seed=0, peer=0, train_indices=shard)
     return trainer.gradient(trainer.initial_vector(), 0, 0.1, 1.0).gradient.copy()

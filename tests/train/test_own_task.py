@@ -19,7 +19,7 @@ from peer.train.stacked import StackedTrainer
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
 from tests.train import broken_tasks
-from tests.train.small_tasks import points
+from tests.train.small_tasks import all_gradients, points
 
 FILE = Path(broken_tasks.__file__)
 EVERYTHING = np.arange(64, dtype=np.int64)
@@ -186,4 +186,4 @@ def test_a_stacked_simulation_tells_the_same(where: str, how: str, sentence: str
     stacked = StackedTrainer(broken(where), OPTIONS, rounds=4, seed=0, shards=shards, how=how)
     z = np.tile(stacked.initial_vector(), (2, 1))
     with pytest.raises(DataError, match=sentence):
-        stacked.gradients(z, 0, 0.1)
+        all_gradients(stacked, z, 0, 0.1)

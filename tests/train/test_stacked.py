@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from peer.config.options import TrainingOptions
-from peer.errors import DataError, LocalProtocolError
+from peer.errors import DataError
 from peer.records import ADAPTIVE
 from peer.train import stacked as stacked_module
 from peer.train.data import Classification, TensorData
@@ -22,7 +22,7 @@ from peer.train.models import logistic, resnet20
 from peer.train.stacked import StackedTrainer
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
-from tests.train.small_tasks import images, points
+from tests.train.small_tasks import all_gradients, images, points
 
 
 def options(**changes: object) -> TrainingOptions:
@@ -41,13 +41,9 @@ def both(
     task: Task, chosen: TrainingOptions, num_peers: int, *, how: str = "stacked", seed: int = 3
 ) -> tuple[StackedTrainer, list[Trainer]]:
     shards = shards_of(task, num_peers)
-    holdouts = [np.arange(peer, dtype=np.int64) for peer in range(num_peers)]
-    stacked = StackedTrainer(task, chosen, rounds=20, seed=seed, shards=shards, holdouts=holdouts, how=how)
+    stacked = StackedTrainer(task, chosen, rounds=20, seed=seed, shards=shards, how=how)
     single = [
-        Trainer(
-            task, chosen, rounds=20, seed=seed, peer=peer, train_indices=shards[peer], holdout_indices=holdouts[peer]
-        )
-        for peer in range(num_peers)
+        Trainer(task, chosen, rounds=20, seed=seed, peer=peer, train_indices=shards[peer]) for peer in range(num_peers)
     ]
     return stacked, single
 
@@ -71,7 +67,7 @@ def assert_equal_training(
     for t in range(rounds):
         rate = stacked.rate(t)
         assert rate == single[0].rate(t)
-        together = stacked.gradients(z, t, steps)
+        together = all_gradients(stacked, z, t, steps)
         for i, trainer in enumerate(single):
             step = trainer.gradient(z[i], t, rate, float(steps[i]))
             allowed = tolerance(i, z[i], t) if callable(tolerance) else tolerance * np.abs(step.gradient).max()
@@ -79,8 +75,8 @@ def assert_equal_training(
             assert together.losses[i] == pytest.approx(step.loss, rel=1e-4)
             assert together.samples == step.samples
         after = z - np.float32(rate) * together.gradients
-        stacked.after_round(z, after, rate)
         for i, trainer in enumerate(single):
+            stacked.after_round_of_peer(i, z[i], after[i], rate)
             trainer.after_round(z[i], after[i], rate)
         z = after
 
@@ -143,11 +139,13 @@ def assert_equal_statistics(stacked: StackedTrainer, single: Sequence[Trainer]) 
     over at most 2 · 32 · 32 numbers behind at most 20 layers, √(20 m) u = 1.2e-5 off where roundings are independent,
     and ten times that where none are."""
     tolerance = 10 * np.sqrt(20 * (2 * 32 * 32)) * 2.0**-24
-    buffers = {name: value for name, value in stacked.state().items() if name.startswith("buffer.")}
+    buffers = stacked._engine.buffers
     for name, value in buffers.items():
         for peer, trainer in enumerate(single):
-            expected = trainer.state()[name]
-            np.testing.assert_allclose(value[peer], expected, rtol=0, atol=tolerance * np.abs(expected).max())
+            expected = trainer.state()[f"buffer.{name}"]
+            np.testing.assert_allclose(
+                value[peer].cpu().numpy(), expected, rtol=0, atol=tolerance * np.abs(expected).max()
+            )
     return len(buffers)
 
 
@@ -213,7 +211,7 @@ def test_each_peers_gradient_is_shortened_by_its_own_norm():
 def test_one_by_one_equals_the_trainer_bit_for_bit():
     stacked, single = both(points(), options(), 4, how="one by one")
     z = np.tile(stacked.initial_vector(), (4, 1))
-    together = stacked.gradients(z, 2, 0.1)
+    together = all_gradients(stacked, z, 2, 0.1)
     for i, trainer in enumerate(single):
         assert np.array_equal(together.gradients[i], trainer.gradient(z[i], 2, 0.1, 0.1).gradient)
 
@@ -232,16 +230,15 @@ def test_only_patterns_and_own_augmentation_apply():
 
 
 @pytest.mark.parametrize("how", ["stacked", "one by one"])
-@pytest.mark.parametrize("split", ["test", "holdout", "train"])
-def test_evaluations_equal_one_by_one(how: str, split):
+def test_evaluations_equal_one_by_one(how: str):
     stacked, single = both(points(), options(), 70, how=how)
     numbers = np.random.default_rng(7)
     z = numbers.normal(size=(70, stacked.layout.size)).astype(np.float32)
-    for peer, result in enumerate(stacked.evaluate(z, split)):
-        expected = single[peer].evaluate(z[peer], split)
+    for peer in range(70):
+        result, expected = stacked.evaluate_one(peer, z[peer]), single[peer].evaluate(z[peer])
         assert result.correct.tolist() == expected.correct.tolist()
         assert result.total.tolist() == expected.total.tolist()
-        assert result.loss == (None if expected.loss is None else pytest.approx(expected.loss, rel=1e-5))
+        assert result.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
 class Counting(nn.Module):
@@ -261,39 +258,21 @@ class Counting(nn.Module):
 def test_stacked_evaluation_changes_nothing(task):
     stacked, _ = both(task, options(batch_size=2), 2)
     z = np.tile(stacked.initial_vector(), (2, 1))
-    stacked.gradients(z, 0, 0.1)
-    before = {name: value.copy() for name, value in stacked.state().items()}
-    first = stacked.evaluate(z)
-    assert all(np.array_equal(value, before[name]) for name, value in stacked.state().items())
-    assert [e.correct.tolist() for e in stacked.evaluate(z)] == [e.correct.tolist() for e in first]
+    all_gradients(stacked, z, 0, 0.1)
+    before = {name: value.clone() for name, value in stacked._engine.buffers.items()}
+    first, second = (stacked.evaluate_one(1, z[1]) for _ in range(2))
+    assert all(torch.equal(value, before[name]) for name, value in stacked._engine.buffers.items())
+    assert first.correct.tolist() == second.correct.tolist()
 
 
 @pytest.mark.parametrize("how", ["stacked", "one by one"])
 def test_stacked_evaluation_takes_running_statistics(how: str):
     stacked, single = both(images("batch"), options(batch_size=4), 2, how=how)
     z = np.tile(stacked.initial_vector(), (2, 1))
-    stacked.gradients(z, 0, 0.1)
-    for peer, result in enumerate(stacked.evaluate(z)):
+    all_gradients(stacked, z, 0, 0.1)
+    for peer in range(2):
         single[peer].gradient(z[peer], 0, 0.1, 0.1)
-        assert result.loss == pytest.approx(single[peer].evaluate(z[peer]).loss, rel=1e-3)
-
-
-@pytest.mark.parametrize("how", ["stacked", "one by one"])
-def test_stacked_training_goes_on_from_its_state(how: str):
-    whole, first, second = (both(images("batch"), options(batch_size=2), 2, how=how)[0] for _ in range(3))
-
-    def train(trainer: StackedTrainer, z: np.ndarray, rounds: range) -> np.ndarray:
-        for t in rounds:
-            z = z - np.float32(0.05) * trainer.gradients(z, t, 0.05).gradients
-        return z
-
-    start = np.tile(whole.initial_vector(), (2, 1))
-    expected = train(whole, start, range(3))
-    middle = train(first, start, range(2))
-    second.restore(first.state())
-    assert np.array_equal(train(second, middle, range(2, 3)), expected)
-    with pytest.raises(ValueError, match="do not fit these peers"):
-        both(images("batch"), options(batch_size=2), 3)[0].restore(first.state())
+        assert stacked.evaluate_one(peer, z[peer]).loss == pytest.approx(single[peer].evaluate(z[peer]).loss, rel=1e-3)
 
 
 def test_many_peers_learn_together():
@@ -302,11 +281,9 @@ def test_many_peers_learn_together():
     trainer = StackedTrainer(task, options(batch_size=12, learning_rate=0.1), rounds=60, seed=0, shards=shards)
     z = np.tile(trainer.initial_vector(), (120, 1))
     for t in range(60):
-        z = z - np.float32(trainer.rate(t)) * trainer.gradients(z, t, 0.1).gradients
+        z = z - np.float32(trainer.rate(t)) * all_gradients(trainer, z, t, 0.1).gradients
         z[:] = z.mean(axis=0)
-    results = trainer.evaluate(z)
-    assert len(results) == 120
-    assert min(result.accuracy for result in results) > 0.9
+    assert min(trainer.evaluate_one(peer, z[peer]).accuracy for peer in range(120)) > 0.9
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.Module])
@@ -323,9 +300,9 @@ def test_what_cannot_be_stacked_is_refused_with_the_reason(layer):
     stacked, single = both(task, options(), 2)
     z = np.tile(stacked.initial_vector(), (2, 1))
     with pytest.raises(DataError, match="task odd cannot be computed for all peers as one batch"):
-        stacked.gradients(z, 0, 0.1)
+        all_gradients(stacked, z, 0, 0.1)
     alone, _ = both(task, options(), 2, how="one by one")
-    gradients = alone.gradients(z, 0, 0.1).gradients
+    gradients = all_gradients(alone, z, 0, 0.1).gradients
     assert np.array_equal(gradients[1], single[1].gradient(z[1], 0, 0.1, 0.1).gradient)
 
 
@@ -334,10 +311,4 @@ def test_models_with_convolutions_go_one_by_one_on_a_cpu():
     by_choice, _ = both(images("group"), chosen, 2, how="auto")
     one_by_one, _ = both(images("group"), chosen, 2, how="one by one")
     z = np.tile(by_choice.initial_vector(), (2, 1))
-    assert np.array_equal(by_choice.gradients(z, 0, 0.1).gradients, one_by_one.gradients(z, 0, 0.1).gradients)
-
-
-def test_a_matrix_of_another_shape_is_a_broken_contract():
-    stacked, _ = both(points(), options(), 3)
-    with pytest.raises(LocalProtocolError, match=r"the peers take float32\[3, "):
-        stacked.gradients(np.zeros((2, stacked.layout.size), np.float32), 0, 0.1)
+    assert np.array_equal(all_gradients(by_choice, z, 0, 0.1).gradients, all_gradients(one_by_one, z, 0, 0.1).gradients)
