@@ -111,7 +111,7 @@ class Product:
 
         def forward() -> object:
             weights = conv_kernels.quantize_weights(plain)
-            return conv_kernels.forward(codes, 128, weights, window, scale, shift, (1.0, 255.0))
+            return conv_kernels.forward(codes, 128, weights, window, (scale, shift, (1.0, 255.0)))
 
         return {
             "float32": lambda: nn.functional.conv2d(x, weight, padding=1),

@@ -73,20 +73,28 @@ class Attended:
         return b, h, n, self.query.data.shape[2] // h
 
 
-def measure(x: Operands) -> tuple[float, float]:
-    """Return the extremes of the values that `mix` would quantize."""
+def mix(x: Operands, grid: Grid | None) -> tuple[torch.Tensor | None, tuple[float, float], Attended]:
+    """Return codes int8[b, n, d] of the mixed values, their extremes, and the tensors to keep. Without a grid there are
+    no codes."""
+    b, h, n, _ = x.shape
     if native := _native(x):
-        return _mix_natively(native, x, Grid(1.0, 0), None)[0]
-    return kernels.extremes(_mixed(x)[0])
-
-
-def mix(x: Operands, grid: Grid) -> tuple[torch.Tensor, tuple[float, float], Attended]:
-    """Return codes int8[b, n, d] of the mixed values, their extremes, and the tensors to keep."""
-    if native := _native(x):
-        codes = torch.empty(x.query.data.shape, dtype=torch.int8)
-        return codes, *_mix_natively(native, x, grid, codes)
-    mixed, kept = _mixed(x)
-    return *kernels.quantize(mixed, grid), kept
+        codes = None if grid is None else torch.empty(x.query.data.shape, dtype=torch.int8)
+        probabilities, weights = torch.empty((b, h, n, n), dtype=torch.int8), torch.empty(b * h * n)
+        kept = Attended(x.query, x.key, x.value, probabilities, weights)
+        ends, onto = ffi.new("float[2]"), grid or Grid(1.0, 0)
+        masks, rows = (1, 1) if x.hidden is None else x.hidden.shape[:2]
+        native.eb_attention_mix(
+            _heads(native, kept), x.factor, pointer(x.hidden), rows * n if masks > 1 else 0, n // rows,
+            x.value.scale, onto.inverse, onto.zero_point, pointer(codes), ends,
+        )  # fmt: skip
+        return codes, (ends[0], ends[1]), kept
+    scores = _product(split(x.query.data, x.shape), split(x.key.data, x.shape).transpose(2, 3), "scores")
+    probabilities, weights = row_kernels.softmax(scores, x.factor, x.hidden)
+    sums = _product(probabilities, split(x.value.data, x.shape))
+    mixed = sums.to(torch.float32).mul_((weights * x.value.scale).view(b, h, n, 1))
+    mixed = joined(mixed).view(x.query.data.shape)
+    found = (None, kernels.extremes(mixed)) if grid is None else kernels.quantize(mixed, grid)
+    return *found, Attended(x.query, x.key, x.value, probabilities, weights)
 
 
 def gradient_of_value(gradient: Gradient, kept: Attended, keys: Keys) -> Gradient:
@@ -144,31 +152,6 @@ def _native(x: Operands) -> Kernels | None:
     """Return the native kernels, if they are fast and can read the operands."""
     check_terms(max(x.shape[2:]))
     return linear_kernels.multiplies_bytes(x.query.data)
-
-
-def _mix_natively(
-    native: Kernels, x: Operands, grid: Grid, codes: torch.Tensor | None
-) -> tuple[tuple[float, float], Attended]:
-    b, h, n, _ = x.shape
-    probabilities, weights = torch.empty((b, h, n, n), dtype=torch.int8), torch.empty(b * h * n)
-    kept = Attended(x.query, x.key, x.value, probabilities, weights)
-    ends = ffi.new("float[2]")
-    masks, rows = (1, 1) if x.hidden is None else x.hidden.shape[:2]
-    native.eb_attention_mix(
-        _heads(native, kept), x.factor, pointer(x.hidden), rows * n if masks > 1 else 0, n // rows,
-        x.value.scale, grid.inverse, grid.zero_point, pointer(codes), ends,
-    )  # fmt: skip
-    return (ends[0], ends[1]), kept
-
-
-def _mixed(x: Operands) -> tuple[torch.Tensor, Attended]:
-    """Return the mixed values in float32[b, n, d], and the tensors to keep."""
-    b, h, n, _ = x.shape
-    scores = _product(split(x.query.data, x.shape), split(x.key.data, x.shape).transpose(2, 3), "scores")
-    probabilities, weights = row_kernels.softmax(scores, x.factor, x.hidden)
-    sums = _product(probabilities, split(x.value.data, x.shape))
-    mixed = sums.to(torch.float32).mul_((weights * x.value.scale).view(b, h, n, 1))
-    return joined(mixed).view(x.query.data.shape), Attended(x.query, x.key, x.value, probabilities, weights)
 
 
 def _heads(native: Kernels, kept: Attended) -> CData:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
@@ -22,9 +21,6 @@ from peer.train.eight_bit.norm_kernels import sum_backward
 from peer.train.eight_bit.ranges import inverse_step
 from peer.train.eight_bit.scratch import scratch
 from peer.train.eight_bit.stored import as_levels
-
-if TYPE_CHECKING:
-    from peer.native._kernels import Kernels
 
 # torch declares no types for these.
 _input_gradient: Callable[..., torch.Tensor] = conv2d_input
@@ -116,32 +112,46 @@ def forward(
     zero_point: int,
     weights: Weights,
     window: Window,
-    scale: torch.Tensor,
-    shift: torch.Tensor,
-    ends: tuple[float, float],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    onto: tuple[torch.Tensor, torch.Tensor, tuple[float, float]] | None,
+) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
     """Return codes uint8[b, h, w, outputs] of acc · scale + shift, cut to `ends` and rounded to nearest, and the least
     and the greatest acc of each output, int32[outputs].
 
-    acc = Σ (x − zero_point) · weights, for `x: uint8[b, h, w, inputs]`; `scale` and `shift: float32[outputs]`.
+    acc = Σ (x − zero_point) · weights, for `x: uint8[b, h, w, inputs]`; `onto` are scale and shift, float32[outputs],
+    and ends. Without these there are no codes.
     """
+    outputs, rows, columns, inputs = weights.codes.shape
+    native = kernels.native_for(x)
+    if native is None or not window.is_native(weights.inputs, outputs):
+        acc = product(x, zero_point, weights, window)
+        lows, highs, codes = acc.amin(dim=(0, 1, 2)), acc.amax(dim=(0, 1, 2)), None
+        if onto is not None:
+            scale, shift, ends = onto
+            levels = (acc.to(torch.float32) * scale + shift).nan_to_num_(nan=ends[0]).clamp_(*ends)
+            codes = torch.round(levels).to(torch.uint8)
+        return codes, lows, highs
+    scale, shift, ends = onto or (nothing := torch.zeros(outputs), nothing, (0.0, 0.0))
+    packed = packed_room(outputs, rows * columns * inputs)
+    if window.groups > 1:
+        native.eb_conv_pack_depthwise(
+            pointer(weights.codes), outputs, rows, columns, ffi.NULL, rows, ffi.NULL, columns,
+            pointer(packed), ffi.NULL,
+        )  # fmt: skip
+    else:
+        native.eb_conv_pack_forward(pointer(weights.codes), outputs, inputs, rows, columns, pointer(packed))
     b, h, w, _ = x.shape
-    shape = (b, window.results(h), window.results(w), len(weights.codes))
-    if (native := kernels.native_for(x)) and window.is_native(weights.inputs, len(weights.codes)):
-        codes = torch.empty(shape, dtype=torch.uint8)
-        return codes, *_forward(native, x, zero_point, weights, window, scale, shift, ends, codes)
-    acc = product(x, zero_point, weights, window)
-    levels = (acc.to(torch.float32) * scale + shift).nan_to_num_(nan=ends[0]).clamp_(*ends)
-    return torch.round(levels).to(torch.uint8), acc.amin(dim=(0, 1, 2)), acc.amax(dim=(0, 1, 2))
-
-
-def measure(x: torch.Tensor, zero_point: int, weights: Weights, window: Window) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the extremes of acc as `forward` does."""
-    if (native := kernels.native_for(x)) and window.is_native(weights.inputs, len(weights.codes)):
-        nothing = torch.zeros(len(weights.codes))
-        return _forward(native, x, zero_point, weights, window, nothing, nothing, (0.0, 0.0), None)
-    acc = product(x, zero_point, weights, window)
-    return acc.amin(dim=(0, 1, 2)), acc.amax(dim=(0, 1, 2))
+    shape = (b, window.results(h), window.results(w), outputs)
+    codes = None if onto is None else torch.empty(shape, dtype=torch.uint8)
+    lows = torch.full((outputs,), 2**31 - 1, dtype=torch.int32)
+    highs = torch.full((outputs,), -(2**31), dtype=torch.int32)
+    offset = weights.sums * zero_point
+    done(
+        native.eb_conv_forward(
+            forward_shape(x, zero_point, window, outputs), pointer(x), pointer(packed), pointer(offset), pointer(scale),
+            pointer(shift), *ends, pointer(codes), pointer(lows), pointer(highs), ffi.NULL, ffi.NULL,
+        )
+    )  # fmt: skip
+    return codes, lows, highs
 
 
 def product(x: torch.Tensor, zero_point: int, weights: Weights, window: Window) -> torch.Tensor:
@@ -311,38 +321,6 @@ def input_gradient(
     )  # fmt: skip
     done(native.eb_conv_input_gradient(layer))
     return out, of_out[0]
-
-
-def _forward(
-    native: Kernels,
-    x: torch.Tensor,
-    zero_point: int,
-    weights: Weights,
-    window: Window,
-    scale: torch.Tensor,
-    shift: torch.Tensor,
-    ends: tuple[float, float],
-    codes: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    outputs, rows, columns, inputs = weights.codes.shape
-    packed = packed_room(outputs, rows * columns * inputs)
-    if window.groups > 1:
-        native.eb_conv_pack_depthwise(
-            pointer(weights.codes), outputs, rows, columns, ffi.NULL, rows, ffi.NULL, columns,
-            pointer(packed), ffi.NULL,
-        )  # fmt: skip
-    else:
-        native.eb_conv_pack_forward(pointer(weights.codes), outputs, inputs, rows, columns, pointer(packed))
-    lows = torch.full((outputs,), 2**31 - 1, dtype=torch.int32)
-    highs = torch.full((outputs,), -(2**31), dtype=torch.int32)
-    offset = weights.sums * zero_point
-    done(
-        native.eb_conv_forward(
-            forward_shape(x, zero_point, window, outputs), pointer(x), pointer(packed), pointer(offset), pointer(scale),
-            pointer(shift), *ends, pointer(codes), pointer(lows), pointer(highs), ffi.NULL, ffi.NULL,
-        )
-    )  # fmt: skip
-    return lows, highs
 
 
 def forward_shape(x: torch.Tensor, zero_point: int, window: Window, outputs: int) -> CData:

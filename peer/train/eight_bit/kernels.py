@@ -82,38 +82,33 @@ def quantize_weights(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     return codes.view(weight.shape), sums, largest / 127.0
 
 
-def measure_forward(
-    accumulator: torch.Tensor, offset: torch.Tensor | None, factor: float, bias: torch.Tensor | None, *, relu: bool
-) -> tuple[float, float]:
-    """Return the extremes of the values that `finish_forward` would quantize."""
-    if native := native_for(accumulator):
-        ends = ffi.new("float[2]", (math.inf, -math.inf))
-        _finish_forward(native, accumulator, offset, factor, bias, relu, Grid(1.0, 0), 0, None, None, ends)
-        return ends[0], ends[1]
-    return extremes(_finished(accumulator, offset, factor, bias, relu))
-
-
 def finish_forward(
     accumulator: torch.Tensor,
     offset: torch.Tensor | None,
     factor: float,
     bias: torch.Tensor | None,
-    grid: Grid,
+    grid: Grid | None,
     *,
     relu: bool,
     dtype: torch.dtype = torch.int8,
-) -> tuple[torch.Tensor, tuple[float, float]]:
-    """Return codes of y = (accumulator − offset) · factor + bias, at least 0 with `relu`, and the extremes of y.
+) -> tuple[torch.Tensor | None, tuple[float, float]]:
+    """Return codes of y = (accumulator − offset) · factor + bias, at least 0 with `relu`, if there is a grid, and the
+    extremes of y.
 
     `accumulator: int32[m, n]`; `offset: int32[n]` and `bias: float32[n]` belong to the columns.
     """
-    codes = torch.empty(accumulator.shape, dtype=dtype, device=accumulator.device)
+    codes = None if grid is None else torch.empty(accumulator.shape, dtype=dtype, device=accumulator.device)
+    rows, columns = accumulator.shape
     if native := native_for(accumulator):
-        ends = ffi.new("float[2]", (math.inf, -math.inf))
-        _finish_forward(native, accumulator, offset, factor, bias, relu, grid, _CODES[dtype], codes, None, ends)
+        ends, onto = ffi.new("float[2]", (math.inf, -math.inf)), grid or Grid(1.0, 0)
+        native.eb_finish_forward(
+            pointer(accumulator), rows, columns, pointer(offset), factor, pointer(bias), relu, onto.inverse,
+            onto.zero_point, _CODES[dtype], pointer(codes), ffi.NULL, ends,
+        )  # fmt: skip
         return codes, (ends[0], ends[1])
     y = _finished(accumulator, offset, factor, bias, relu)
-    codes.copy_(codes_of(y, grid, dtype))
+    if codes is not None and grid is not None:
+        codes.copy_(codes_of(y, grid, dtype))
     return codes, extremes(y)
 
 
@@ -121,9 +116,13 @@ def finish_forward_floats(
     accumulator: torch.Tensor, offset: torch.Tensor | None, factor: float, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Return y = (accumulator − offset) · factor + bias, float32[m, n]."""
+    rows, columns = accumulator.shape
     if native := native_for(accumulator):
         y = torch.empty(accumulator.shape, dtype=torch.float32)
-        _finish_forward(native, accumulator, offset, factor, bias, False, Grid(1.0, 0), 0, None, y, ffi.NULL)
+        native.eb_finish_forward(
+            pointer(accumulator), rows, columns, pointer(offset), factor, pointer(bias), False, 1.0, 0, 0,
+            ffi.NULL, pointer(y), ffi.NULL,
+        )  # fmt: skip
         return y
     return _finished(accumulator, offset, factor, bias, False)
 
@@ -223,26 +222,6 @@ def draws(size: int, keys: tuple[int, int], device: torch.device) -> torch.Tenso
 
 
 _WORD = 2**32 - 1
-
-
-def _finish_forward(
-    native: Kernels,
-    accumulator: torch.Tensor,
-    offset: torch.Tensor | None,
-    factor: float,
-    bias: torch.Tensor | None,
-    relu: bool,
-    grid: Grid,
-    flip: int,
-    codes: torch.Tensor | None,
-    floats: torch.Tensor | None,
-    ends: CData,
-) -> None:
-    rows, columns = accumulator.shape
-    native.eb_finish_forward(
-        pointer(accumulator), rows, columns, pointer(offset), factor, pointer(bias), relu, grid.inverse,
-        grid.zero_point, flip, pointer(codes), pointer(floats), ends,
-    )  # fmt: skip
 
 
 def _finished(

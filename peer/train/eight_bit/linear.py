@@ -77,8 +77,9 @@ class Linear(Layer):
         """Return the output in codes, int8[rows, outputs], their grid, `known` from the range or `over` this batch's
         values if it is the first, and the largest magnitude of the weights."""
         operands = self.operands(x)
-        grid = known(self.output) or over(*linear_kernels.measure(operands, relu=relu)[0])
+        grid = known(self.output) or over(*linear_kernels.forward(operands, None, relu=relu)[1])
         codes, ends, largest = linear_kernels.forward(operands, grid, relu=relu)
+        assert codes is not None
         if tape.training:
             self.output.observe_(*ends)
         return codes, grid, largest

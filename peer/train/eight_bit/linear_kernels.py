@@ -67,25 +67,20 @@ class OperandsBack:
         return self.gradient.shape[0], self.weight.shape[1]
 
 
-def measure(x: Operands, *, relu: bool) -> tuple[tuple[float, float], float]:
-    """Return the extremes of the values that `forward` would quantize, and the largest magnitude of the weights."""
-    if native := _native(x):
-        return _codes(native, x, Grid(1.0, 0), None, relu)
-    weights = _weights(x)
-    acc, offset = _accumulated(x, weights)
-    return kernels.measure_forward(acc, offset, x.scale * weights.scale, x.bias, relu=relu), weights.largest
-
-
-def forward(x: Operands, grid: Grid, *, relu: bool) -> tuple[torch.Tensor, tuple[float, float], float]:
+def forward(x: Operands, grid: Grid | None, *, relu: bool) -> tuple[torch.Tensor | None, tuple[float, float], float]:
     """Return codes int8[rows, outputs] of y, at least 0 with `relu`, the extremes of y, and the largest magnitude of
-    the weights."""
+    the weights. Without a grid there are no codes."""
     if native := _native(x):
-        codes = torch.empty(x.shape, dtype=torch.int8)
-        return codes, *_codes(native, x, grid, codes, relu)
+        codes = None if grid is None else torch.empty(x.shape, dtype=torch.int8)
+        ends, onto, weight = ffi.new("float[2]"), grid or Grid(1.0, 0), x.weight.to(torch.float32)
+        largest = native.eb_linear_codes(
+            _layer(native, x, weight), pointer(x.codes), x.zero_point, x.scale, pointer(x.bias),
+            relu, onto.inverse, onto.zero_point, pointer(codes), ends,
+        )  # fmt: skip
+        return codes, (ends[0], ends[1]), largest
     weights = _weights(x)
     acc, offset = _accumulated(x, weights)
-    codes, ends = kernels.finish_forward(acc, offset, x.scale * weights.scale, x.bias, grid, relu=relu)
-    return codes, ends, weights.largest
+    return *kernels.finish_forward(acc, offset, x.scale * weights.scale, x.bias, grid, relu=relu), weights.largest
 
 
 def forward_floats(x: Operands) -> tuple[torch.Tensor, float]:
@@ -188,18 +183,6 @@ def _layer(native: Kernels, x: Operands | OperandsBack, weight: torch.Tensor) ->
     room = kernels.room(native.eb_linear_room(rows, outputs, inputs, isinstance(x, OperandsBack)))
     levels, largest = x.weight.dtype == torch.int8, -1.0 if x.largest is None else x.largest
     return ffi.new("LinearLayer *", (rows, outputs, inputs, pointer(weight), levels, largest, room))
-
-
-def _codes(
-    native: Kernels, x: Operands, grid: Grid, codes: torch.Tensor | None, relu: bool
-) -> tuple[tuple[float, float], float]:
-    weight = x.weight.to(torch.float32)
-    ends = ffi.new("float[2]")
-    largest = native.eb_linear_codes(
-        _layer(native, x, weight), pointer(x.codes), x.zero_point, x.scale, pointer(x.bias),
-        relu, grid.inverse, grid.zero_point, pointer(codes), ends,
-    )  # fmt: skip
-    return (ends[0], ends[1]), largest
 
 
 def _back(

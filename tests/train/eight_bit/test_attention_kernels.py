@@ -85,13 +85,13 @@ def parts(gradient: Gradient) -> tuple[torch.Tensor, float]:
 def test_what_is_mixed_and_what_is_kept(shape: Shape, mask: Callable[[Shape], torch.Tensor] | None) -> None:
     x = operands(shape, None if mask is None else mask(shape))
 
-    def mixed(grid: Grid) -> tuple[Any, ...]:
+    def mixed(grid: Grid | None) -> tuple[Any, ...]:
         found, ends, kept = attention_kernels.mix(x, grid)
         return found, ends, kept.probabilities, kept.weights
 
     for grid in (grid_over(-0.5, 0.7), grid_over(0.0, 0.3), Grid(0.5, 0)):
         assert_twins_agree(lambda grid=grid: mixed(grid))
-    assert_twins_agree(lambda: attention_kernels.measure(x))
+    assert_twins_agree(lambda: mixed(None))
 
 
 @EACH_SHAPE
@@ -159,7 +159,7 @@ def test_gradients_that_are_no_numbers_are_noticed() -> None:
 
 def test_products_that_might_overflow_are_refused() -> None:
     with pytest.raises(ValueError, match="may overflow"):
-        attention_kernels.measure(operands((1, 1, 1, 2**17), None))
+        attention_kernels.mix(operands((1, 1, 1, 2**17), None), None)
 
 
 @EACH_SHAPE

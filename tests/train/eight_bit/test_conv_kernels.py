@@ -64,12 +64,12 @@ def test_forward_products_are_those_of_float64(shape: tuple[int, ...]) -> None:
     ).permute(0, 2, 3, 1)
     scale, shift = torch.rand(outputs) * 0.01, torch.rand(outputs) * 200
     window = Window(kernel, stride)
-    codes, lows, highs = conv_kernels.forward(x, 77, weights, window, scale, shift, (3.0, 250.0))
+    codes, lows, highs = conv_kernels.forward(x, 77, weights, window, (scale, shift, (3.0, 250.0)))
     assert torch.equal(lows, expected.amin(dim=(0, 1, 2)).to(torch.int32))
     assert torch.equal(highs, expected.amax(dim=(0, 1, 2)).to(torch.int32))
     assert torch.equal(codes, torch.round((expected.float() * scale + shift).clamp(3, 250)).to(torch.uint8))
     assert torch.equal(conv_kernels.product(x, 77, weights, window), expected.to(torch.int32))
-    measured = conv_kernels.measure(x, 77, weights, window)
+    _, *measured = conv_kernels.forward(x, 77, weights, window, None)
     assert torch.equal(measured[0], lows)
     assert torch.equal(measured[1], highs)
 
@@ -140,11 +140,11 @@ def test_channels_one_at_a_time(b: int, h: int, w: int, channels: int, kernel: i
     levels = weights.codes[..., :1].permute(0, 3, 1, 2).double()
     expected = functional.conv2d(plain(x)[:, :channels] - 50, levels, **sizes).permute(0, 2, 3, 1)
     scale, shift = torch.rand(channels) * 0.01, torch.rand(channels) * 200
-    codes, lows, highs = conv_kernels.forward(x, 50, weights, window, scale, shift, (3.0, 250.0))
+    codes, lows, highs = conv_kernels.forward(x, 50, weights, window, (scale, shift, (3.0, 250.0)))
     assert torch.equal(codes, torch.round((expected.float() * scale + shift).clamp(3, 250)).to(torch.uint8))
     assert torch.equal(lows, expected.amin(dim=(0, 1, 2)).to(torch.int32))
     assert torch.equal(highs, expected.amax(dim=(0, 1, 2)).to(torch.int32))
-    measured = conv_kernels.measure(x, 50, weights, window)
+    _, *measured = conv_kernels.forward(x, 50, weights, window, None)
     assert torch.equal(torch.stack(measured), torch.stack((lows, highs)))
 
     g = torch.randint(-127, 128, tuple(expected.shape), dtype=torch.int8)
@@ -179,7 +179,7 @@ def test_groups_of_several_channels(inputs: int, outputs: int, groups: int) -> N
     weight, weights = weights_of(inputs // groups, outputs, 3)
     levels = weights.codes[..., : inputs // groups].permute(0, 3, 1, 2).double()
     expected = functional.conv2d(plain(x) - 50, levels, **sizes).permute(0, 2, 3, 1)
-    lows, highs = conv_kernels.measure(x, 50, weights, window)
+    _, lows, highs = conv_kernels.forward(x, 50, weights, window, None)
     assert torch.equal(lows, expected.amin(dim=(0, 1, 2)).to(torch.int32))
     assert torch.equal(highs, expected.amax(dim=(0, 1, 2)).to(torch.int32))
     g = torch.randint(-127, 128, tuple(expected.shape), dtype=torch.int8)

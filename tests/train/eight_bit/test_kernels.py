@@ -79,7 +79,7 @@ def test_finishing_a_forward_product(shape: tuple[int, int], grid: Grid, relu: b
     offset = accumulators(shape[1:], 3) if whole else None
     bias = values(shape[1:], 4) if whole else None
     acc = accumulators(shape)
-    assert_twins_agree(lambda: kernels.measure_forward(acc, offset, 1e-7, bias, relu=relu))
+    assert_twins_agree(lambda: kernels.finish_forward(acc, offset, 1e-7, bias, None, relu=relu))
     for dtype in (torch.int8, torch.uint8):
         assert_twins_agree(partial(kernels.finish_forward, acc, offset, 1e-7, bias, grid, relu=relu, dtype=dtype))
     assert_twins_agree(lambda: kernels.finish_forward_floats(acc, offset, 1e-7, bias))

@@ -57,7 +57,7 @@ def operands_back(shape: tuple[int, int, int], *, largest: float | None = None) 
 def test_codes_and_their_extremes(shape: tuple[int, int, int], relu: bool, bias: bool) -> None:
     for grid in (grid_over(-1.5, 2.0), grid_over(0.0, 0.3), Grid(0.5, 0)):
         assert_twins_agree(lambda grid=grid: linear_kernels.forward(operands(shape, bias=bias), grid, relu=relu))
-    assert_twins_agree(lambda: linear_kernels.measure(operands(shape, bias=bias), relu=relu))
+    assert_twins_agree(lambda: linear_kernels.forward(operands(shape, bias=bias), None, relu=relu))
 
 
 @EACH_SHAPE
@@ -136,7 +136,7 @@ def test_gradients_that_are_no_numbers_are_noticed() -> None:
     gradient, largest = linear_kernels.backward(replace(operands_back(shape), largest_gradient=math.nan), None, 0)
     assert largest != largest
     assert gradient.isnan().all()
-    (low, high), _ = linear_kernels.measure(replace(operands(shape), scale=math.nan), relu=False)
+    _, (low, high), _ = linear_kernels.forward(replace(operands(shape), scale=math.nan), None, relu=False)
     assert low != low
     assert high != high
 
