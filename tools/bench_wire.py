@@ -34,6 +34,8 @@ import numpy.typing as npt
 import zstandard
 
 from peer import compress, native
+from peer.compress.base import compress_layers
+from peer.compress.decompress import add_decompressed_
 from peer.compress.layout import Layout
 from peer.compress.modulo import Modulo, recover, recover_all
 from peer.compress.payload import Residues
@@ -161,7 +163,7 @@ def messages(x: npt.NDArray[np.float32], target: npt.NDArray[np.float32], layout
     y = x + np.float32(1e-5)
 
     def compressed() -> Message:
-        layers = compress.compress_layers(compressor, x, layout, draws)
+        layers = compress_layers(compressor, x, layout, draws)
         return Message(MessageKind.GOSSIP, 1, 1, mixing_weight=1 / 3, layers=layers)
 
     message = compressed()
@@ -170,7 +172,7 @@ def messages(x: npt.NDArray[np.float32], target: npt.NDArray[np.float32], layout
     def receive() -> None:
         layers = decode(frame, layout, dtype=np.float32).layers
         if not isinstance(compressor, Modulo):
-            compress.add_decompressed_(target, layers, layout)
+            add_decompressed_(target, layers, layout)
             return
         if recover_all(layers, y, layout, draws, target, verified=False):
             return

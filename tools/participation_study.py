@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer import random, wire
-from peer.compress import add_decompressed_
+from peer.compress.decompress import add_decompressed_
 from peer.config.options import Config
 from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip.base import Memory

@@ -30,6 +30,7 @@ import numpy.typing as npt
 import torch
 
 from peer import compress, wire
+from peer.compress.base import compress_layers
 from peer.compress.layout import Layout
 from peer.compress.payload import LayerPayload, Levels, Residues, Sparse
 from peer.random import PeerDraws
@@ -147,7 +148,7 @@ def row(what: str, of: str, vector: Vector, shot: Snapshot, before: Vector | Non
     compressor = compress.build(**settings)
 
     def message_of(x: Vector, number: int) -> Message:
-        layers = compress.compress_layers(compressor, x, shot.layout, PeerDraws(1, 0, number))
+        layers = compress_layers(compressor, x, shot.layout, PeerDraws(1, 0, number))
         return Message(MessageKind.GOSSIP, 3, number, mixing_weight=1 / 3, push_weight=0.9876543, layers=layers)
 
     message = message_of(vector, 300)

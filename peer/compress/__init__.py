@@ -1,8 +1,7 @@
 """Compressors: the only place where information is lost on purpose.
 
 Each compressor turns one layer of a flat vector into a `LayerPayload` and knows neither algorithms, bytes nor the
-network. `build(kind, **settings)` finds one by name; `decompress_layers` and its companions turn payloads back into
-numbers.
+network. `build(kind, **settings)` finds one by name; the functions of `decompress` turn payloads back into numbers.
 """
 
 from __future__ import annotations
@@ -10,70 +9,18 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Any
 
-from peer.compress.base import Compressor, Draws, compress_layers
-from peer.compress.bound import BoundedCompressor, ErrorBound
-from peer.compress.decompress import add_all_decompressed_, add_decompressed_, add_sum_decompressed_, decompress_layers
+from peer.compress.bound import BoundedCompressor
 from peer.compress.float_types import type_named
 from peer.compress.grid import Grid
-from peer.compress.layout import Layout
-from peer.compress.modulo import Modulo, ModuloCode
+from peer.compress.modulo import Modulo
 from peer.compress.none import NoCompression
-from peer.compress.payload import (
-    Dense,
-    FloatArray,
-    LayerPayload,
-    Levels,
-    MoreBits,
-    Payload,
-    Residues,
-    Rounding,
-    Sparse,
-    ValueType,
-    WholeIntegers,
-)
+from peer.compress.payload import Rounding
 from peer.compress.qsgd import Qsgd
 from peer.compress.random_k import RandomK
 from peer.compress.settings import BY_ALGORITHM
 from peer.compress.sign import Sign
 from peer.compress.ternary import Ternary
 from peer.compress.top_k import TopK
-
-__all__ = [
-    "COMPRESSORS",
-    "BoundedCompressor",
-    "Compressor",
-    "Dense",
-    "Draws",
-    "ErrorBound",
-    "FloatArray",
-    "Grid",
-    "LayerPayload",
-    "Layout",
-    "Levels",
-    "Modulo",
-    "ModuloCode",
-    "MoreBits",
-    "NoCompression",
-    "Payload",
-    "Qsgd",
-    "RandomK",
-    "Residues",
-    "Rounding",
-    "Sign",
-    "Sparse",
-    "Ternary",
-    "TopK",
-    "ValueType",
-    "WholeIntegers",
-    "add_all_decompressed_",
-    "add_decompressed_",
-    "add_sum_decompressed_",
-    "build",
-    "compress_layers",
-    "decompress_layers",
-    "options_of",
-    "settings_of",
-]
 
 _Class = type[NoCompression | TopK | RandomK | Qsgd | Grid | Sign | Ternary | Modulo]
 

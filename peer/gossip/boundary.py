@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from peer.compress import add_decompressed_
+from peer.compress.decompress import add_decompressed_
 from peer.errors import SponsorLost
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed
 from peer.gossip.membership import ChangeKind

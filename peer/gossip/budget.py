@@ -28,7 +28,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress import BoundedCompressor, Layout, Modulo, Qsgd, RandomK, TopK
+from peer.compress.bound import BoundedCompressor
+from peer.compress.layout import Layout
+from peer.compress.modulo import Modulo
+from peer.compress.qsgd import Qsgd
+from peer.compress.random_k import RandomK
+from peer.compress.top_k import TopK
 
 BURST_S = 1.0
 """Seconds of its budget that a quiet link may send at once."""

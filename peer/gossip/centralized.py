@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress import add_all_decompressed_, add_sum_decompressed_, build, decompress_layers
+from peer.compress import build
 from peer.compress.base import Compressor, Draws, compress_layers
+from peer.compress.decompress import add_all_decompressed_, add_sum_decompressed_, decompress_layers
 from peer.compress.payload import FloatArray, Payload
 from peer.compress.payload_norm import norm
 from peer.errors import ConfigError

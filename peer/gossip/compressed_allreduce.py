@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress import add_decompressed_
 from peer.compress.base import Draws, compress_layers
+from peer.compress.decompress import add_decompressed_
 from peer.compress.payload import Dense, FloatArray, Levels, Payload, Sparse, num_values
 from peer.compress.payload_norm import norm
 from peer.gossip.base import AlgorithmSpec, GraphNeed, Memory, NodeContext

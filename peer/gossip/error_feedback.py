@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress import add_decompressed_
+from peer.compress.decompress import add_decompressed_
 from peer.compress.payload import FloatArray, Payload
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
 from peer.gossip.mixing import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from peer.compress import decompress_layers
+from peer.compress.decompress import decompress_layers
 from peer.compress.payload import FloatArray
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics
 from peer.gossip.mixing import (

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress import add_all_decompressed_, add_decompressed_, decompress_layers
 from peer.compress.base import compress_layers
 from peer.compress.columns import Columns
-from peer.compress.decompress import add_dense_
+from peer.compress.decompress import add_all_decompressed_, add_decompressed_, add_dense_, decompress_layers
 from peer.compress.float_types import own_type
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, FloatArray, Payload, Residues, num_values

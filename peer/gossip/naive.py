@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from peer.compress import add_decompressed_
+from peer.compress.decompress import add_decompressed_
 from peer.compress.payload import FloatArray
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics
 from peer.gossip.mixing import (

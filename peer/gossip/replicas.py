@@ -23,7 +23,7 @@ import numpy.typing as npt
 import xxhash
 
 from peer import wire
-from peer.compress import add_decompressed_
+from peer.compress.decompress import add_decompressed_
 from peer.compress.magnitude import max_magnitude
 from peer.compress.norms import sum_of_squares
 from peer.compress.payload import Dense, FloatArray, Payload, WholeIntegers

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from peer import wire
-from peer.compress import Compressor
+from peer.compress.base import Compressor
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import StateError

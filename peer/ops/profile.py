@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from peer import compress
+from peer.compress.base import compress_layers
 from peer.compress.layout import Layout
 from peer.config.precision_choice import PRECISIONS, Precision
 from peer.errors import ConfigError, SottoError
@@ -282,7 +283,7 @@ def count_messages(model: nn.Module, workload: Workload) -> dict[str, int]:
     sizes = {}
     for words, (vector, settings) in COMPRESSORS.items():
         chosen = weights - np.float32(0.1) * step if vector == "weights" else step
-        layers = compress.compress_layers(compress.build(**settings), chosen, layout, PeerDraws(0, 0, 0))  # type: ignore[arg-type]
+        layers = compress_layers(compress.build(**settings), chosen, layout, PeerDraws(0, 0, 0))  # type: ignore[arg-type]
         sizes[words] = len(encode(Message(MessageKind.GOSSIP, 0, 0, mixing_weight=0.5, layers=layers), layout))
     return sizes
 

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from peer.compress import build, compress_layers, decompress_layers
+from peer.compress import build
+from peer.compress.base import compress_layers
+from peer.compress.decompress import decompress_layers
 from peer.compress.layout import Layout
 from peer.compress.payload import payloads_equal
 from peer.random import PhiloxSource

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from peer.compress import COMPRESSORS, Rounding, ValueType, build, compress_layers, settings_of
+from peer.compress import COMPRESSORS, build, settings_of
+from peer.compress.base import compress_layers
 from peer.compress.float_types import rounded
 from peer.compress.layout import Layout
+from peer.compress.payload import Rounding, ValueType
 from peer.random import PhiloxSource
 
 DEFAULTS = {

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from peer import native
-from peer.compress import Layout, Residues, add_decompressed_, build, compress_layers
+from peer.compress import build
+from peer.compress.base import compress_layers
 from peer.compress.columns import Columns, columns_of
+from peer.compress.decompress import add_decompressed_
+from peer.compress.layout import Layout
 from peer.compress.modulo import Modulo, recover, recover_all, recover_checked
 from peer.compress.norms import NotFiniteError
-from peer.compress.payload import LayerPayload, payloads_equal
+from peer.compress.payload import LayerPayload, Residues, payloads_equal
 from peer.random import PeerDraws
 
 pytestmark = pytest.mark.skipif(native.lib is None, reason="the native kernels were not built")

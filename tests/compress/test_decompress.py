@@ -3,23 +3,11 @@
 import numpy as np
 import pytest
 
-from peer.compress import (
-    Dense,
-    Layout,
-    Levels,
-    MoreBits,
-    Residues,
-    Rounding,
-    Sparse,
-    ValueType,
-    WholeIntegers,
-    add_all_decompressed_,
-    add_decompressed_,
-    add_sum_decompressed_,
-    build,
-    compress_layers,
-    decompress_layers,
-)
+from peer.compress import build
+from peer.compress.base import compress_layers
+from peer.compress.decompress import add_all_decompressed_, add_decompressed_, add_sum_decompressed_, decompress_layers
+from peer.compress.layout import Layout
+from peer.compress.payload import Dense, Levels, MoreBits, Residues, Rounding, Sparse, ValueType, WholeIntegers
 from peer.errors import RemoteProtocolError
 from peer.random import PhiloxSource
 from tests.compress.test_bias_and_bounds import ALL

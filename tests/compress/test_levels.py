@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from peer.compress import Dense, Levels, build
+from peer.compress import build
 from peer.compress.levels import level_values
+from peer.compress.payload import Dense, Levels
 from peer.errors import RemoteProtocolError
 from peer.random import PhiloxSource
 from tests.compress.vectors import AWKWARD_NAMES, GivenDraws, awkward, decompressed

@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.compress import Residues, Rounding, WholeIntegers, build
+from peer.compress import build
 from peer.compress.modulo import (
     CodeRangeError,
     ModuloCode,
@@ -23,6 +23,7 @@ from peer.compress.modulo import (
     theta_floor,
     values_of,
 )
+from peer.compress.payload import Residues, Rounding, WholeIntegers
 from peer.errors import RemoteProtocolError
 from peer.random import PhiloxSource
 

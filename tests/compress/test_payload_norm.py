@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peer.compress import Layout, build, compress_layers, decompress_layers
+from peer.compress import build
+from peer.compress.base import compress_layers
 from peer.compress.columns import columns_of
+from peer.compress.decompress import decompress_layers
+from peer.compress.layout import Layout
 from peer.compress.payload import Dense, ValueType
 from peer.compress.payload_norm import norm
 from peer.random import PeerDraws

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer import wire
-from peer.compress import Dense, Layout, Levels, Sparse, ValueType, build, compress_layers
+from peer.compress import build
 from peer.compress import levels as levels_of
-from peer.compress.payload import payloads_equal
+from peer.compress.base import compress_layers
+from peer.compress.layout import Layout
+from peer.compress.payload import Dense, Levels, Sparse, ValueType, payloads_equal
 from peer.compress.selection import count_of, largest_magnitudes, smallest_words
 from peer.random import PhiloxSource
 from peer.wire.message import Message, MessageKind

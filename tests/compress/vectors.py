@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress import FloatArray, LayerPayload, Layout, decompress_layers
-from peer.compress.payload import num_values
+from peer.compress.decompress import decompress_layers
+from peer.compress.layout import Layout
+from peer.compress.payload import FloatArray, LayerPayload, num_values
 
 
 def awkward(dtype: npt.DTypeLike) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.compress import TopK
+from peer.compress.top_k import TopK
 from peer.config.options import check
 from peer.daemon.device import kept
 from peer.daemon.device.kept import RATES, settle_rates

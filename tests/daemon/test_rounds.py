@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pytest
 
 from peer import wire
-from peer.compress import Dense, add_decompressed_
+from peer.compress.decompress import add_decompressed_
+from peer.compress.payload import Dense
 from peer.config.options import Config, load
 from peer.errors import INTERRUPTED
 from peer.ops.local_cluster import Cluster

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from peer import compress
-from peer.compress import FloatArray, TopK
+from peer.compress.payload import FloatArray
+from peer.compress.top_k import TopK
 from peer.gossip import ALGORITHMS
 from peer.gossip.averaging_rate import default_averaging_rate
 from tests.compress.test_decompress import decompressed

@@ -9,7 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from peer.compress import BoundedCompressor, Layout, Rounding, build
+from peer.compress import build
+from peer.compress.bound import BoundedCompressor
+from peer.compress.layout import Layout
+from peer.compress.payload import Rounding
 from peer.gossip.budget import BURST_S, FILLING, LEAST_FRACTION, BandwidthBudget, nominal_bits, variants_of
 
 HALVING = tuple(1000.0 * 2 ** (-step / 8) for step in range(25))

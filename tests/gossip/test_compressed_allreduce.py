@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from peer import compress
+from peer.compress.decompress import decompress_layers
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, Residues, Rounding, Sparse, ValueType
 from peer.errors import LocalProtocolError, RemoteProtocolError
@@ -110,7 +110,7 @@ def test_nothing_is_forgotten_where_a_peer_is_lost_in_a_round(heard, told):
         moved[part] *= counted
         if owner in heard:
             payload = lost._contributions[owner]
-            expected[part] += compress.decompress_layers(payload, lost._part_of(owner, 3).layout, np.float64)
+            expected[part] += decompress_layers(payload, lost._part_of(owner, 3).layout, np.float64)
     if told:
         # What the lost owner kept, and what it contributed itself, went with it.
         part = lost._part_of(3, 3).numbers

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.compress import decompress_layers
+from peer.compress.decompress import decompress_layers
 from peer.wire.message import MessageKind
 from tests.gossip.drive import carry_for, gossip, peers, ring, schedule_of, spread, total
 from tests.gossip.scenarios import column_stochastic, doubly_stochastic

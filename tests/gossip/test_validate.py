@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from peer import compress, gossip
-from peer.compress import Rounding
+from peer.compress.base import Compressor
+from peer.compress.payload import Rounding
 from peer.errors import ConfigError
 from peer.gossip import graphs, validate
 from peer.gossip.base import AlgorithmSpec, GraphNeed
@@ -68,9 +69,7 @@ def graph(kind: str = "ring", num_peers: int = 8, **options) -> Schedule:
     return build_schedule(num_peers, kind, **options)
 
 
-def check(
-    spec: AlgorithmSpec, schedule: Schedule, compressor: compress.Compressor, **settings: object
-) -> list[Objection]:
+def check(spec: AlgorithmSpec, schedule: Schedule, compressor: Compressor, **settings: object) -> list[Objection]:
     return validate.check(RuleInput(spec, schedule, compressor, **settings))
 
 

@@ -13,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from peer.compress import Layout, Levels, Rounding, ValueType, add_decompressed_, build
+from peer.compress import build
+from peer.compress.decompress import add_decompressed_
 from peer.compress.float_types import rounded
+from peer.compress.layout import Layout
 from peer.compress.levels import grid_multiples, nearest_levels, stochastic_codes
 from peer.compress.magnitude import copied, max_magnitude
 from peer.compress.modulo import ModuloCode, recover, recover_checked, theta_floor
 from peer.compress.norms import sum_of_magnitudes, sum_of_squares
-from peer.compress.payload import payloads_equal
+from peer.compress.payload import Levels, Rounding, ValueType, payloads_equal
 from peer.compress.selection import largest_magnitudes, smallest_words
 from peer.native import available, lib
 from peer.random import PhiloxSource

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peer import compress, native
+from peer.compress.base import compress_layers
 from peer.compress.columns import Columns, columns_of
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, LayerPayload, Levels, Residues, Rounding, Sparse, ValueType
@@ -125,7 +126,7 @@ def test_two_serial_streams_are_read_alike_and_refused_alike(value_bits: int | N
     # Where the largest numbers are near each other, gaps are entropy-coded.
     x *= np.where(np.arange(layout.size) % 700 < 40, np.float32(4), np.float32(1))
     settings = {"kind": "top_k", "fraction": 0.02} | ({} if value_bits is None else {"value_bits": value_bits})
-    layers = compress.compress_layers(compress.build(**settings), x, layout, PeerDraws(1, 0, 1))
+    layers = compress_layers(compress.build(**settings), x, layout, PeerDraws(1, 0, 1))
     message = Message(MessageKind.GOSSIP, 3, 8, mixing_weight=1 / 3, layers=layers)
     frame = encode(message, layout)
     with pure():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from peer.compress import compress_layers, decompress_layers
+from peer.compress.base import compress_layers
+from peer.compress.decompress import decompress_layers
 from peer.compress.payload import FloatArray, Payload
 from peer.gossip.base import AlgorithmSpec, GraphNeed
 from peer.gossip.mixing import check_layers

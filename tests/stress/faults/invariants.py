@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from peer import wire
-from peer.compress import Dense, add_decompressed_
+from peer.compress.decompress import add_decompressed_
+from peer.compress.payload import Dense
 from peer.gossip.boundary import UNSPONSORED_WEIGHT
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.gossip.mixing import local_step_rate

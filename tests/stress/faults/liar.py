@@ -16,8 +16,7 @@ from random import Random
 import numpy as np
 
 from peer import wire
-from peer.compress import Dense, Sparse
-from peer.compress.payload import Payload
+from peer.compress.payload import Dense, Payload, Sparse
 from peer.errors import FrameError, LocalProtocolError
 from peer.gossip.membership import Change, ChangeKind
 from peer.gossip.mixing import whole

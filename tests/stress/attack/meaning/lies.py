@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from peer.compress import Levels
-from peer.compress.payload import Payload
+from peer.compress.payload import Levels, Payload
 from peer.errors import RemoteProtocolError
 from peer.gossip.membership import Change, ChangeKind, Newcomer
 from peer.gossip.mixing import whole_layer
