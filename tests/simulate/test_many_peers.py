@@ -161,17 +161,6 @@ def test_groups_of_stacked_peers_train_as_one_batch_does(momentum, monkeypatch):
     assert not groups._rows._steps
 
 
-def test_the_state_of_groups_is_that_of_all_peers(monkeypatch):
-    settings = ("algorithm.name=sgp", "training.momentum=adam")
-    monkeypatch.setattr(stacked, "_NUMBERS_AT_ONCE", 1)
-    first, second = (simulator(*settings, stacked=True)._rows.trainer for _ in range(2))
-    z = np.tile(first.initial_vector(), (8, 1))
-    first.gradients(z, 0, 0.1)
-    second.restore(first.state())
-    assert first.state()["momentum.m"].size == z.size
-    assert np.array_equal(first.gradients(z, 1, 0.1).gradients, second.gradients(z, 1, 0.1).gradients)
-
-
 @pytest.mark.parametrize("stacks", [False, True])
 def test_an_evaluation_takes_no_copy_of_every_model_and_keeps_its_figures(stacks, monkeypatch):
     copies, most, model_of = [], 0, virtual_run.model_of
