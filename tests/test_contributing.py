@@ -74,8 +74,8 @@ class Threshold:
         kept = np.flatnonzero(np.abs(v) >= self.threshold * max_magnitude(v))
         return Sparse(v.size, kept.astype(np.int64), Dense(v[kept].copy(), ValueType.FLOAT32))
 
-    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
-        return float(float_bits)
+    def bits_per_value(self, size: int) -> float:
+        return 32.0
 
     def error_bound(self, size: int) -> ErrorBound:
         """The largest value is always sent, and is at least 1 / size of the square."""

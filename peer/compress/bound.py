@@ -23,12 +23,9 @@ class ErrorBound:
 class BoundedCompressor(Compressor, Protocol):
     """A compressor that knows its cost and its error bound; `compress.build` returns one."""
 
-    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
-        """Return the nominal bits that one of `size` coordinates costs, before entropy coding and headers.
-
-        `float_bits` is the width of the vector's own float type. Scales are left out; indices count with their
-        bound log2 C(size, k).
-        """
+    def bits_per_value(self, size: int) -> float:
+        """Return the nominal bits that one of `size` coordinates of a float32 vector costs, before entropy coding and
+        headers. Scales are left out; indices count with their bound log2 C(size, k)."""
         ...
 
     def error_bound(self, size: int) -> ErrorBound:

@@ -86,7 +86,7 @@ class Grid:
         multiples -= v.dtype.type(base)
         return Levels(float(step), divisor=1, base=base, step=1, bits=bits, codes=multiples.astype(code_type(bits)))
 
-    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
+    def bits_per_value(self, size: int) -> float:
         # Without a range it depends on the values; 16 is the most that is sent as levels.
         return float(16 if self.bits is None else self.bits)
 

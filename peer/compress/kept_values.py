@@ -55,16 +55,11 @@ class KeptValues:
         codes = stochastic_codes(kept, scale, steps, uniforms)
         return Levels(scale, divisor=steps, base=-steps, step=1, bits=self.value_bits, codes=codes)
 
-    def bits_of_values(self, float_bits: int) -> float:
-        """Return the nominal bits of one kept value."""
-        if self.value_bits is not None:
-            return float(self.value_bits)
-        return float(float_bits if self.value_type is None else BITS[self.value_type])
-
-    def bits_with_indices(self, size: int, k: int, float_bits: int) -> float:
+    def bits_with_indices(self, size: int, k: int) -> float:
         """Return the nominal bits of one coordinate of the layer: values and log2 C(size, k) for the indices."""
         choices = (math.lgamma(size + 1) - math.lgamma(k + 1) - math.lgamma(size - k + 1)) / math.log(2.0)
-        return (k * self.bits_of_values(float_bits) + choices) / size
+        bits = BITS[self.value_type or ValueType.FLOAT32] if self.value_bits is None else self.value_bits
+        return (k * bits + choices) / size
 
     def kept_energy(self, k: int) -> float:
         """Return the least share of Σ v² of the k kept values that survives rounding to nearest."""

@@ -498,7 +498,7 @@ class Modulo:
             checks=None if integers is None else _hashes(integers, layout),
         )  # fmt: skip
 
-    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
+    def bits_per_value(self, size: int) -> float:
         return self.bits + (64.0 / size if self.verified else 0.0)
 
     def error_bound(self, size: int) -> ErrorBound:

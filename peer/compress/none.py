@@ -64,8 +64,8 @@ class NoCompression:
         )  # fmt: skip
         return columns.reaching(magnitude) if written.value_type is ValueType.FLOAT32 else columns
 
-    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
-        return float(float_bits if self.value_type is None else BITS[self.value_type])
+    def bits_per_value(self, size: int) -> float:
+        return float(BITS[self.value_type or ValueType.FLOAT32])
 
     def error_bound(self, size: int) -> ErrorBound:
         if self.value_type is None or self.unbiased:

@@ -73,7 +73,7 @@ class Qsgd:
         """s, the number of levels above zero."""
         return (1 << self.bits) - 1
 
-    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
+    def bits_per_value(self, size: int) -> float:
         return float(self.bits + 1)
 
     def error_bound(self, size: int) -> ErrorBound:

@@ -54,8 +54,8 @@ class RandomK(KeptValues):
             return Sparse(v.size, indices, self.written(kept, layer))
         return Sparse(v.size, indices, self.written_unbiased(kept, own_uniforms(draws, layer, kept), layer))
 
-    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
-        return self.bits_with_indices(size, count_of(self.fraction, size), float_bits)
+    def bits_per_value(self, size: int) -> float:
+        return self.bits_with_indices(size, count_of(self.fraction, size))
 
     def error_bound(self, size: int) -> ErrorBound:
         k = count_of(self.fraction, size)

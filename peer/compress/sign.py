@@ -28,7 +28,7 @@ class Sign:
         scale = checked_scale(sum_of_magnitudes(v) / v.size, 1, v.dtype, layer)
         return Levels(scale, divisor=1, base=-1, step=2, bits=1, codes=(v >= 0).view(np.uint8))
 
-    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
+    def bits_per_value(self, size: int) -> float:
         return 1.0
 
     def error_bound(self, size: int) -> ErrorBound:

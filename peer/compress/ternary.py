@@ -30,7 +30,7 @@ class Ternary:
         codes = stochastic_codes(v, largest, 1, own_uniforms(draws, layer, v))
         return Levels(largest, divisor=1, base=-1, step=1, bits=2, codes=codes)
 
-    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
+    def bits_per_value(self, size: int) -> float:
         return 2.0
 
     def error_bound(self, size: int) -> ErrorBound:

@@ -68,8 +68,8 @@ class TopK(KeptValues):
             indices=indices, codes=codes, levels=levels,
         )  # fmt: skip
 
-    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
-        return self.bits_with_indices(size, count_of(self.fraction, size), float_bits)
+    def bits_per_value(self, size: int) -> float:
+        return self.bits_with_indices(size, count_of(self.fraction, size))
 
     def error_bound(self, size: int) -> ErrorBound:
         k = count_of(self.fraction, size)

@@ -19,7 +19,6 @@ from peer.train.eight_bit.scratch import scratch
 if TYPE_CHECKING:
     from peer.native._kernels import Kernels
 
-_CODES = {torch.int8: 0, torch.uint8: 128}
 _CPU = torch.device("cpu")
 
 
@@ -47,19 +46,15 @@ def root_mean_square(values: torch.Tensor) -> float:
     return math.ldexp(round(mantissa, 9), exponent)
 
 
-def quantize(
-    values: torch.Tensor, grid: Grid, dtype: torch.dtype = torch.int8
-) -> tuple[torch.Tensor, tuple[float, float]]:
-    """Return the codes of `values: float32[...]`, rounded to nearest (ties to even) and cut to the grid, and the
+def quantize(values: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, tuple[float, float]]:
+    """Return the int8 codes of `values: float32[...]`, rounded to nearest (ties to even) and cut to the grid, and the
     extremes of the values."""
-    codes = torch.empty(values.shape, dtype=dtype, device=values.device)
+    codes = torch.empty(values.shape, dtype=torch.int8, device=values.device)
     if native := native_for(values):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
-        native.eb_quantize(
-            pointer(values), values.numel(), grid.inverse, grid.zero_point, _CODES[dtype], pointer(codes), ends
-        )
+        native.eb_quantize(pointer(values), values.numel(), grid.inverse, grid.zero_point, 0, pointer(codes), ends)
         return codes, (ends[0], ends[1])
-    codes.copy_(codes_of(values, grid, dtype))
+    codes.copy_(codes_of(values, grid))
     return codes, extremes(values)
 
 
@@ -90,25 +85,24 @@ def finish_forward(
     grid: Grid | None,
     *,
     relu: bool,
-    dtype: torch.dtype = torch.int8,
 ) -> tuple[torch.Tensor | None, tuple[float, float]]:
     """Return codes of y = (accumulator − offset) · factor + bias, at least 0 with `relu`, if there is a grid, and the
     extremes of y.
 
     `accumulator: int32[m, n]`; `offset: int32[n]` and `bias: float32[n]` belong to the columns.
     """
-    codes = None if grid is None else torch.empty(accumulator.shape, dtype=dtype, device=accumulator.device)
+    codes = None if grid is None else torch.empty(accumulator.shape, dtype=torch.int8, device=accumulator.device)
     rows, columns = accumulator.shape
     if native := native_for(accumulator):
         ends, onto = ffi.new("float[2]", (math.inf, -math.inf)), grid or Grid(1.0, 0)
         native.eb_finish_forward(
             pointer(accumulator), rows, columns, pointer(offset), factor, pointer(bias), relu, onto.inverse,
-            onto.zero_point, _CODES[dtype], pointer(codes), ffi.NULL, ends,
+            onto.zero_point, 0, pointer(codes), ffi.NULL, ends,
         )  # fmt: skip
         return codes, (ends[0], ends[1])
     y = _finished(accumulator, offset, factor, bias, relu)
     if codes is not None and grid is not None:
-        codes.copy_(codes_of(y, grid, dtype))
+        codes.copy_(codes_of(y, grid))
     return codes, extremes(y)
 
 
@@ -233,10 +227,9 @@ def _finished(
     return y.clamp_(min=0.0) if relu else y
 
 
-def codes_of(values: torch.Tensor, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
+def codes_of(values: torch.Tensor, grid: Grid) -> torch.Tensor:
     """Return the result of `quantize`, by torch operators."""
-    levels = torch.round(values * grid.inverse) + grid.zero_point
-    return (cut(levels, -128).to(torch.int16) + _CODES[dtype]).to(dtype)
+    return cut(torch.round(values * grid.inverse) + grid.zero_point, -128).to(torch.int8)
 
 
 def cut(levels: torch.Tensor, low: int) -> torch.Tensor:

@@ -120,11 +120,10 @@ def softmax_backward(
 
 @dataclass(kw_only=True)
 class LayerNormOperands:
-    """x of a layer norm: floats, or (accumulator − offset) · factor + bias plus a residual in codes."""
+    """x of a layer norm: floats, or accumulator · factor + bias plus a residual in codes."""
 
     floats: torch.Tensor | None = None
     accumulator: torch.Tensor | None = None
-    offset: torch.Tensor | None = None
     factor: float = 1.0
     bias: torch.Tensor | None = None
     residual: torch.Tensor | None = None
@@ -152,8 +151,7 @@ class LayerNormOperands:
             return self.floats
         assert self.accumulator is not None
         assert self.residual is not None
-        shifted = self.accumulator if self.offset is None else self.accumulator - self.offset
-        x = shifted.to(torch.float32) * self.factor
+        x = self.accumulator.to(torch.float32) * self.factor
         if self.bias is not None:
             x = x + self.bias
         residual = (self.residual.view(self.shape).to(torch.int32) - self.residual_zero).to(torch.float32)
@@ -180,7 +178,7 @@ def layer_norm(
     if native := x.native:
         of_normal, of_result = (ffi.new("float[2]", (math.inf, -math.inf)) for _ in range(2))
         native.eb_layer_norm(
-            pointer(x.accumulator), pointer(x.floats), rows, columns, pointer(x.offset), x.factor, pointer(x.bias),
+            pointer(x.accumulator), pointer(x.floats), rows, columns, ffi.NULL, x.factor, pointer(x.bias),
             pointer(x.residual), x.residual_zero, x.residual_scale, epsilon, pointer(gamma), pointer(beta),
             0.0 if normal_grid is None else normal_grid.inverse, pointer(normal), of_normal,
             0.0 if grid is None else grid.inverse, 0 if grid is None else grid.zero_point, pointer(codes), of_result,
@@ -199,7 +197,7 @@ def layer_norm(
         normal.copy_(cut(torch.round(values * normal_grid.inverse), -127))
     values = values * gamma + beta
     if codes is not None and grid is not None:
-        codes.copy_(codes_of(values, grid, torch.int8))
+        codes.copy_(codes_of(values, grid))
     return normal, ends, codes, extremes(values), deviations
 
 
@@ -232,7 +230,7 @@ def gelu_tables(grid: Grid, result: Grid) -> tuple[torch.Tensor, torch.Tensor]:
     values = torch.tensor([value * area for value, area in zip(x, areas, strict=True)], dtype=torch.float32)
     density = [math.exp(-0.5 * value * value) / math.sqrt(2.0 * math.pi) for value in x]
     slopes = [area + value * height for value, area, height in zip(x, areas, density, strict=True)]
-    return codes_of(values, result, torch.int8), torch.tensor(slopes, dtype=torch.float32)
+    return codes_of(values, result), torch.tensor(slopes, dtype=torch.float32)
 
 
 GELU_LEAST = -0.17

@@ -49,9 +49,8 @@ def codes(shape: tuple[int, ...], seed: int = 1) -> torch.Tensor:
 @needs_native
 @EACH_SHAPE
 @pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
-def test_quantizing(shape: tuple[int, int], grid: Grid, dtype: torch.dtype) -> None:
-    assert_twins_agree(lambda: kernels.quantize(values(shape), grid, dtype))
+def test_quantizing(shape: tuple[int, int], grid: Grid) -> None:
+    assert_twins_agree(lambda: kernels.quantize(values(shape), grid))
 
 
 @needs_native
@@ -80,8 +79,7 @@ def test_finishing_a_forward_product(shape: tuple[int, int], grid: Grid, relu: b
     bias = values(shape[1:], 4) if whole else None
     acc = accumulators(shape)
     assert_twins_agree(lambda: kernels.finish_forward(acc, offset, 1e-7, bias, None, relu=relu))
-    for dtype in (torch.int8, torch.uint8):
-        assert_twins_agree(partial(kernels.finish_forward, acc, offset, 1e-7, bias, grid, relu=relu, dtype=dtype))
+    assert_twins_agree(lambda: kernels.finish_forward(acc, offset, 1e-7, bias, grid, relu=relu))
     assert_twins_agree(lambda: kernels.finish_forward_floats(acc, offset, 1e-7, bias))
 
 

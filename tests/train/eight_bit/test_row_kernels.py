@@ -64,7 +64,7 @@ def test_layer_norm_and_its_backward_pass(shape: tuple[int, int], whole: bool) -
     columns = shape[1]
     if whole:
         x = row_kernels.LayerNormOperands(
-            accumulator=accumulators(shape), offset=accumulators((columns,), 3), factor=1e-7, bias=calm((columns,)),
+            accumulator=accumulators(shape), factor=1e-7, bias=calm((columns,)),
             residual=codes(shape), residual_zero=-7, residual_scale=0.02,
         )  # fmt: skip
     else:
