@@ -33,7 +33,6 @@ from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import Membership, Newcomer
 from peer.gossip.mixing_matrix import mean_matrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
-from peer.gossip.pairs.node import PairNode
 from peer.gossip.shared_copies import SharedCopies
 from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule
@@ -67,7 +66,7 @@ from peer.train import tasks
 from peer.train.evaluation import Evaluation
 from peer.train.fastest import fastest
 from peer.train.label_adjustment import declared_shares
-from peer.train.learning_rate import learning_rates, step_size_decay
+from peer.train.learning_rate import LearningRate, step_size_decay
 from peer.train.local_step import Split, Trainer, check_data, make_momentum
 from peer.train.metrics import UNDECLARED
 from peer.train.momentum import Momentum
@@ -481,7 +480,7 @@ class RunSetup:
     def _step_size_decay(self) -> tuple[float, ...]:
         """C_α of Theorem 2, round by round."""
         rounds = self.config.run.rounds
-        rates = learning_rates(self.config.training, rounds)
+        rates = LearningRate(self.config.training, rounds)
         return step_size_decay(rates.rate(t) for t in range(rounds))
 
     @property
@@ -548,18 +547,12 @@ class RunSetup:
         repeatable = config.compressor.budget_kbytes_per_s is None and config.peer.device == "cpu"
         return LastCodes(algorithm.node.layout, algorithm.x.dtype, tells_changes=repeatable)
 
-    def pair_node(self, peer: int, layout: Layout, x0: npt.NDArray[np.float32]) -> PairNode:
-        """Return one peer's side of the configured asynchronous algorithm."""
-        return gossip.build_pair_node(self.config.algorithm.name, self.node(peer, layout), x0)
-
     def pair_participant(
         self,
         peer: int,
         local_steps: LocalSteps,
         layout: Layout,
         x0: npt.NDArray[np.float32],
-        *,
-        cpu_clock: Callable[[], float] | None = None,
     ) -> PairParticipant:
         """Return one peer of an asynchronous run, ready for its first step. Raises ConfigError for a momentum that
         follows rounds."""
@@ -570,11 +563,8 @@ class RunSetup:
                 value=self.config.training.momentum,
                 valid="none, heavy-ball, nesterov, adam, adamw, muon",
             )
-        return PairParticipant(
-            algorithm=self.pair_node(peer, layout, x0),
-            local_steps=local_steps,
-            **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
-        )
+        algorithm = gossip.build_pair_node(self.config.algorithm.name, self.node(peer, layout), x0)
+        return PairParticipant(algorithm=algorithm, local_steps=local_steps)
 
 
 def settle_precision(config: Config, base: Path, num_peers: int) -> tuple[Config, PrecisionChoice | None]:

@@ -33,7 +33,7 @@ from peer.records import Criterion, ModelParts
 from peer.train.data import Classification
 from peer.train.evaluation import Evaluation, class_labels, evaluate_model
 from peer.train.label_adjustment import LabelAdjustment, deal_locally, training_loss
-from peer.train.learning_rate import learning_rates
+from peer.train.learning_rate import LearningRate
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import InParts, load_model_, model_parts, not_in_files, save_model, start_model
 from peer.train.momentum import Momentum
@@ -88,7 +88,7 @@ class StartedTraining:
         """The whole training set, of which this peer has a share, and the common test set."""
         for name, data in (("training", self.train_data), ("test", self._test)):
             check_data(task, data, name)
-        self._rates = learning_rates(options, rounds)
+        self._rates = LearningRate(options, rounds)
         self._augments = augments(task)
 
     def _start(self) -> tuple[torch.nn.Module, dict[str, torch.nn.Parameter]]:
@@ -447,15 +447,12 @@ class Trainer(StartedTraining):
                 hook.remove()
         return len(self._parameters) - len(numbers)
 
-    def batch_loss(self, t: int, module: torch.nn.Module | None = None, *, local: int = 0) -> torch.Tensor:
-        """Return the mean loss of one batch of round t at the parameters that the model holds, to be differentiated.
-
-        `module`: what is called in place of `model`, which it wraps.
-        """
+    def batch_loss(self, t: int, *, local: int = 0) -> torch.Tensor:
+        """Return the mean loss of one batch of round t at the parameters that the model holds, to be differentiated."""
         batch = self._batch(t, local)
         with GENERATOR:
             seed_operators(self.seed, self.peer, t, local, self.device)
-            loss = self._loss(self.model if module is None else module, batch)
+            loss = self._loss(self.model, batch)
         if loss.ndim:
             raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it must be a scalar")
         return loss

@@ -5,13 +5,19 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from pydantic import ValidationError
 
-from peer.errors import ConfigError
-from peer.train.learning_rate import Cosine, Step, build, step_size_decay
+from peer.config.options import TrainingOptions
+from peer.train.learning_rate import LearningRate, step_size_decay
+
+
+def build(kind: str, *, peak: float, rounds: int, warmup_rounds: int = 0, **more: object) -> LearningRate:
+    settings = {"schedule": kind, "learning_rate": peak, "warmup_rounds": warmup_rounds, **more}
+    return LearningRate(TrainingOptions(**settings), rounds)
 
 
 def test_step_falls_at_the_milestones():
-    step = Step(1.0, (10, 20), 0.1)
+    step = build("step", peak=1.0, rounds=40, step_milestones=(0.25, 0.5))
     assert [step.rate(t) for t in (0, 9, 10, 19, 20)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
 
 
@@ -27,14 +33,14 @@ def test_step_falls_at_the_milestones():
 )
 def test_the_papers_schedules_fall_at_their_epochs(epochs, milestones, factor, expected):
     per_epoch = 195
-    schedule = build("step", peak=1.0, rounds=epochs * per_epoch, milestones=milestones, factor=factor)
+    schedule = build("step", peak=1.0, rounds=epochs * per_epoch, step_milestones=milestones, step_factor=factor)
     for epoch, rate in expected.items():
         assert schedule.rate(epoch * per_epoch) == pytest.approx(rate)
         assert schedule.rate(epoch * per_epoch + per_epoch - 1) == pytest.approx(rate)
 
 
 def test_cosine_ends_at_a_part_of_the_peak():
-    schedule = build("cosine", peak=2.0, rounds=100, warmup_rounds=10, final=0.1)
+    schedule = build("cosine", peak=2.0, rounds=100, warmup_rounds=10, final_rate=0.1)
     assert schedule.rate(0) == pytest.approx(0.2, rel=1e-3)
     assert schedule.rate(50) == pytest.approx(1.1)
     assert schedule.rate(100) == pytest.approx(0.2)
@@ -42,7 +48,7 @@ def test_cosine_ends_at_a_part_of_the_peak():
 
 
 def test_cosine_falls_from_the_peak_and_never_to_nothing():
-    cosine = Cosine(2.0, 100)
+    cosine = build("cosine", peak=2.0, rounds=100)
     rates = [cosine.rate(t) for t in range(100)]
     assert rates[0] == 2.0
     assert rates[50] == pytest.approx(1.0)
@@ -57,12 +63,12 @@ def test_warm_up_is_a_straight_line_to_the_schedule():
 
 
 def test_milestones_are_fractions_of_the_run():
-    schedule = build("step", peak=1.0, rounds=200, milestones=(0.5, 0.75), factor=0.5)
+    schedule = build("step", peak=1.0, rounds=200, step_milestones=(0.5, 0.75), step_factor=0.5)
     assert [schedule.rate(t) for t in (99, 100, 149, 150)] == pytest.approx([1.0, 0.5, 0.5, 0.25])
 
 
 def test_unknown_schedules_are_named():
-    with pytest.raises(ConfigError, match="linear"):
+    with pytest.raises(ValidationError, match="'constant', 'step' or 'cosine'"):
         build("linear", peak=1.0, rounds=10)
 
 
