@@ -103,7 +103,7 @@ class _EightBit(Layers):
     """Layers that compute in 8 bits."""
 
     def linear(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Module:
-        return eight_bit.Linear(inputs, outputs, bias=bias)
+        return eight_bit.Linear(nn.Linear(inputs, outputs, bias=bias))
 
     def relu(self) -> nn.Module:
         return eight_bit.ReLU()
@@ -112,9 +112,11 @@ class _EightBit(Layers):
         return eight_bit.Flatten()
 
     def _convolution(self, inputs: int, outputs: int, norm: Norm | None, shape: Mapping[str, Any]) -> nn.Module:
-        if norm is None:
-            return eight_bit.RectifiedConv(inputs, outputs, **shape)
-        return eight_bit.ConvUnit(inputs, outputs, norm=norm, **shape)
+        plain = super()._convolution(inputs, outputs, norm, shape)
+        if isinstance(plain, ConvUnit):
+            return eight_bit.ConvUnit(plain.conv, plain.norm, activate=plain.rectifies)
+        assert isinstance(plain, RectifiedConv)
+        return eight_bit.RectifiedConv(plain, activate=plain.rectifies)
 
     def max_pool(self, kernel: int, *, stride: int | None = None, padding: int = 0) -> nn.Module:
         return eight_bit.MaxPool(kernel, stride=stride, padding=padding)

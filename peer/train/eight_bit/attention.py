@@ -30,7 +30,7 @@ class Attention(nn.Module):
         if width % heads:
             raise ValueError(f"{heads} heads do not share {width} numbers evenly")
         self.heads = heads
-        self.q_lin, self.k_lin, self.v_lin, self.out_lin = (Linear(width, width) for _ in range(4))
+        self.q_lin, self.k_lin, self.v_lin, self.out_lin = (Linear(nn.Linear(width, width)) for _ in range(4))
         self.mixed = RunningRange()
 
     def mix(self, x: Quantized, tape: Tape) -> tuple[Quantized, Attended]:

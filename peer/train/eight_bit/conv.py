@@ -14,34 +14,18 @@ from peer.train.eight_bit.norms import norm_in_8_bits
 from peer.train.eight_bit.ranges import ChannelRanges, RunningRange, grid_over, rectified
 from peer.train.eight_bit.stored import weight_of
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
-from peer.train.full_precision import image_layers
-from peer.train.full_precision.norms import Norm, activates
 
 
 class RectifiedConv(Layer):
-    """A convolution with bias, and its ReLU: parameters as in `full_precision.image_layers.RectifiedConv`."""
+    """A convolution with bias, and its ReLU if it is to `activate`."""
 
-    def __init__(
-        self, inputs: int, outputs: int, *, kernel: int, stride: int, groups: int, activate: bool = True
-    ) -> None:
+    def __init__(self, conv: nn.Conv2d, *, activate: bool) -> None:
+        """Take the parameters of a convolution that has a bias and keeps the size at stride 1."""
         super().__init__()
-        self._compute(
-            image_layers.RectifiedConv(inputs, outputs, kernel=kernel, stride=stride, groups=groups), activate
-        )
-
-    @classmethod
-    def of(cls, conv: nn.Conv2d, *, activate: bool) -> RectifiedConv:
-        """Return the layer with the parameters of a convolution that has a bias and keeps the size at stride 1."""
-        layer = cls.__new__(cls)
-        Layer.__init__(layer)
-        layer._compute(conv, activate)
-        return layer
-
-    def _compute(self, conv: nn.Conv2d, activate: bool) -> None:
         assert conv.bias is not None
         self.weight, self.bias = conv.weight, conv.bias
         self.output = RunningRange()
-        self._product = _Product.of(conv)
+        self._product = _Product(conv)
         self._relu = activate
 
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
@@ -77,35 +61,20 @@ class RectifiedConv(Layer):
 
 
 class ConvUnit(Layer):
-    """Convolution, norm and activation: parameters and running statistics as in
-    `peer.train.full_precision.image_layers.ConvUnit`.
+    """Convolution, norm, and a ReLU if it is to `activate`.
 
     The norm's input is quantized too, with a range for each channel, symmetric about zero. Only these codes are kept:
     the norm's statistics are taken from them.
     """
 
-    def __init__(
-        self, inputs: int, outputs: int, *, kernel: int, stride: int, groups: int, norm: Norm, activate: bool = True
-    ) -> None:
+    def __init__(self, conv: nn.Conv2d, norm: nn.Module, *, activate: bool) -> None:
+        """Take the parameters and running statistics of a convolution without bias that keeps the size at stride 1, and
+        of the norm behind it. Raises TypeError for a norm that has no counterpart."""
         super().__init__()
-        plain = image_layers.ConvUnit(inputs, outputs, kernel=kernel, stride=stride, groups=groups, norm=norm)
-        self._compute(plain.conv, plain.norm, activate and not activates(norm))
-
-    @classmethod
-    def of(cls, conv: nn.Conv2d, norm: nn.Module, *, activate: bool) -> ConvUnit:
-        """Return the layer with the parameters and running statistics of a convolution without bias that keeps the size
-        at stride 1, and of the norm behind it, and a ReLU if it is to `activate`. Raises TypeError for a norm that has
-        no counterpart."""
-        layer = cls.__new__(cls)
-        Layer.__init__(layer)
-        layer._compute(conv, norm, activate)
-        return layer
-
-    def _compute(self, conv: nn.Conv2d, norm: nn.Module, activate: bool) -> None:
         self.conv, self.norm = conv, norm
         self.before_norm = ChannelRanges(conv.out_channels)
         self.output = RunningRange()
-        self._product = _Product.of(conv)
+        self._product = _Product(conv)
         self._norm = norm_in_8_bits(norm)
         self._relu = activate
 
@@ -179,15 +148,11 @@ class ConvUnit(Layer):
 class _Product:
     """The backward pass of a convolution, from the gradient of its plain output."""
 
-    def __init__(self, inputs: int, window: Window) -> None:
-        self.window = window
-        self.can_add = window.covers and inputs % 4 == 0
-        self._inputs = inputs
-
-    @classmethod
-    def of(cls, conv: nn.Conv2d) -> _Product:
-        """Return that of a square convolution that keeps the size at stride 1."""
-        return cls(conv.in_channels, Window(conv.kernel_size[0], conv.stride[0], conv.groups))
+    def __init__(self, conv: nn.Conv2d) -> None:
+        """`conv` is square and keeps the size at stride 1."""
+        self.window = Window(conv.kernel_size[0], conv.stride[0], conv.groups)
+        self._inputs = conv.in_channels
+        self.can_add = self.window.covers and self._inputs % 4 == 0
 
     def backward(
         self,

@@ -151,9 +151,9 @@ def _step(first: nn.Module | None, second: nn.Module | None, third: nn.Module | 
     if isinstance(first, nn.Conv2d) and first.bias is None and _is_square(first) and _has_statistics(second):
         assert second is not None
         relu = type(third) is nn.ReLU
-        return _Step((), ConvUnit.of(first, second, activate=relu), multiplies=True), 2 + relu
+        return _Step((), ConvUnit(first, second, activate=relu), multiplies=True), 2 + relu
     if isinstance(first, nn.Conv2d) and type(second) is nn.ReLU and _layer_of(first) is not None:
-        return _Step((), RectifiedConv.of(first, activate=True), multiplies=True), 2
+        return _Step((), RectifiedConv(first, activate=True), multiplies=True), 2
     if isinstance(first, nn.AdaptiveAvgPool2d) and first.output_size in (1, (1, 1)) and _flattens(second):
         return _Step((), AveragePool()), 2
     return (None if first is None else _layer_of(first)), 1
@@ -162,9 +162,9 @@ def _step(first: nn.Module | None, second: nn.Module | None, third: nn.Module | 
 def _layer_of(module: nn.Module) -> _Step | None:
     """Return the 8-bit layer for a module by itself; None without a counterpart."""
     if type(module) is nn.Linear:
-        return _Step((), Linear.of(module), multiplies=True)
+        return _Step((), Linear(module), multiplies=True)
     if isinstance(module, nn.Conv2d) and module.bias is not None and _is_square(module):
-        return _Step((), RectifiedConv.of(module, activate=False), multiplies=True)
+        return _Step((), RectifiedConv(module, activate=False), multiplies=True)
     if type(module) is nn.ReLU:
         return _Step((), ReLU())
     if _flattens(module):

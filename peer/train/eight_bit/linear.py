@@ -18,25 +18,14 @@ from peer.train.eight_bit.tensors import Gradient, Quantized, Tape, as_rows, row
 class Linear(Layer):
     """y = W x + b over the last dimension, followed by a ReLU where one comes next.
 
-    Parameters and their initial values are those of `nn.Linear`.
+    Its parameters are those of the linear layer that it is given.
     """
 
     can_rectify = True
     bias: nn.Parameter | None
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self._compute(nn.Linear(inputs, outputs, bias=bias))
-
-    @classmethod
-    def of(cls, linear: nn.Linear) -> Linear:
-        """Return the layer with the parameters of a linear layer."""
-        layer = cls.__new__(cls)
-        Layer.__init__(layer)
-        layer._compute(linear)
-        return layer
-
-    def _compute(self, linear: nn.Linear) -> None:
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
         self.output = RunningRange()

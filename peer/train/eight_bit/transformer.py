@@ -60,7 +60,7 @@ class FeedForward(nn.ModuleDict):
     """The two linear layers of a block with GELU between them, as `lin1` and `lin2`."""
 
     def __init__(self, width: int, hidden: int) -> None:
-        super().__init__({"lin1": Linear(width, hidden), "lin2": Linear(hidden, width)})
+        super().__init__({"lin1": Linear(nn.Linear(width, hidden)), "lin2": Linear(nn.Linear(hidden, width))})
 
 
 class TransformerBlock(Layer):

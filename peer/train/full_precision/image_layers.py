@@ -21,11 +21,11 @@ class RectifiedConv(nn.Conv2d):
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
         assert self.bias is not None
         nn.init.zeros_(self.bias)
-        self._relu = activate
+        self.rectifies = activate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = super().forward(x)
-        return torch.relu(y) if self._relu else y
+        return torch.relu(y) if self.rectifies else y
 
 
 class ConvUnit(nn.Module):
@@ -38,11 +38,11 @@ class ConvUnit(nn.Module):
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
         nn.init.kaiming_normal_(self.conv.weight, mode="fan_out", nonlinearity="relu")
         self.norm = make_norm(norm, outputs)
-        self._relu = activate and not activates(norm)
+        self.rectifies = activate and not activates(norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.norm(self.conv(x))
-        return torch.relu(y) if self._relu else y
+        return torch.relu(y) if self.rectifies else y
 
 
 class Residual(nn.Module):

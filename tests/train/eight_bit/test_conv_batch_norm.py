@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from peer.native import available
-from peer.train.eight_bit import ConvUnit, conv_kernels
+from peer.train.eight_bit import conv_kernels
 from peer.train.eight_bit.conv_kernels import Window
 from peer.train.eight_bit.norm_kernels import sum_backward
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+from peer.train.layers import EIGHT_BIT
 from tests.train.eight_bit.twins import assert_equal, assert_twins_agree, by_both
 
 # samples, height, width, inputs, outputs, kernel, stride
@@ -36,7 +37,9 @@ def two_steps(shape: tuple[int, ...], *, groups: int, relu: bool, momentum: floa
     measures the ranges, the second has them."""
     b, h, w, inputs, outputs, kernel, stride = shape
     torch.manual_seed(7)
-    unit = ConvUnit(inputs, outputs, kernel=kernel, stride=stride, groups=groups, norm="batch", activate=relu)
+    unit = EIGHT_BIT.conv_unit(
+        inputs, outputs, kernel=kernel, stride=stride, groups=groups, norm="batch", activate=relu
+    )
     assert isinstance(unit.norm, torch.nn.BatchNorm2d)
     unit.norm.momentum = momentum
     with torch.no_grad():
@@ -79,7 +82,7 @@ def test_a_layer_has_the_bits_of_its_twin(shape: tuple[int, ...], relu: bool, mo
 @pytest.mark.skipif(not available(), reason="the native kernels were not built")
 def test_statistics_of_large_images_do_not_overflow() -> None:
     torch.manual_seed(3)
-    unit = ConvUnit(4, 4, kernel=1, stride=1, groups=1, norm="batch")
+    unit = EIGHT_BIT.conv_unit(4, 4, kernel=1, stride=1, groups=1, norm="batch")
     with torch.no_grad():
         unit.conv.weight.copy_(torch.eye(4).view(4, 4, 1, 1))
     assert isinstance(unit.norm, torch.nn.BatchNorm2d)

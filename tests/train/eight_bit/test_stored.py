@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from peer.train.eight_bit import ConvUnit, Linear, RectifiedConv
 from peer.train.eight_bit.layer import Layer
 from peer.train.eight_bit.stored import store_
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 from peer.train.eight_bit.transformer import TokenEmbedding
 from peer.train.int8_file import quantized
+from peer.train.layers import EIGHT_BIT
 
 
 def images() -> Quantized:
@@ -29,10 +29,10 @@ def pieces() -> Quantized:
 @pytest.mark.parametrize(
     ("make", "read"),
     [
-        (lambda: Linear(5, 7), images),
-        (lambda: RectifiedConv(8, 12, kernel=3, stride=2, groups=1), images),
-        (lambda: ConvUnit(8, 12, kernel=3, stride=1, groups=1, norm="batch"), images),
-        (lambda: ConvUnit(8, 8, kernel=3, stride=1, groups=8, norm="range-evonorm"), images),
+        (lambda: EIGHT_BIT.linear(5, 7), images),
+        (lambda: EIGHT_BIT.conv_unit(8, 12, kernel=3, stride=2, groups=1), images),
+        (lambda: EIGHT_BIT.conv_unit(8, 12, kernel=3, stride=1, groups=1, norm="batch"), images),
+        (lambda: EIGHT_BIT.conv_unit(8, 8, kernel=3, stride=1, groups=8, norm="range-evonorm"), images),
         (lambda: TokenEmbedding(20, 9, 16), pieces),
     ],
 )
