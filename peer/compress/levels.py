@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from peer.native import CData, ffi, lib, pointer
 from peer.random import Stream
 
 CodeArray = npt.NDArray[np.unsignedinteger[Any]]
+Uniforms = FloatArray | Stream
+"""Uniforms, or the stream from which they are drawn."""
 
 _LARGEST_INTEGER = 2**53
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -98,7 +100,7 @@ def checked_scale(scale: float, steps: int, dtype: np.dtype[Any], layer: int) ->
     return result
 
 
-def stochastic_codes(v: FloatArray, scale: float, steps: int, uniforms: FloatArray | Stream) -> CodeArray:
+def stochastic_codes(v: FloatArray, scale: float, steps: int, uniforms: Uniforms) -> CodeArray:
     """Return codes of the levels −scale … scale in `2 · steps + 1` values: `steps + sign(v_i) · level_i`.
 
     level = ⌊steps |v|/scale⌋, plus one if the uniform is **below** the fractional part, never above `steps`
@@ -110,23 +112,18 @@ def stochastic_codes(v: FloatArray, scale: float, steps: int, uniforms: FloatArr
         codes.fill(steps)
         return codes
     if lib is not None and v.dtype == np.float32 and v.flags.c_contiguous:
-        source, words = _uniform_arguments(uniforms, v)
+        source, words = kernel_source(uniforms, v, "float[]")
         lib.stochastic_codes(
             pointer(v, "float[]"), v.size, steps, scale, source, *words,
             codes.itemsize, pointer(codes, "uint8_t[]"),
         )  # fmt: skip
         return codes
-    drawn = uniforms.uniforms(v.size, v.dtype) if isinstance(uniforms, Stream) else uniforms
-    return _stochastic_codes_numpy(v, v.dtype.type(scale), steps, drawn, codes)
-
-
-def _stochastic_codes_numpy(v: FloatArray, scale: Any, steps: int, uniforms: FloatArray, codes: CodeArray) -> CodeArray:
     exact = np.abs(v)
     exact *= v.dtype.type(steps)
-    exact /= scale
+    exact /= v.dtype.type(scale)
     level = np.floor(exact)
     exact -= level
-    level += uniforms < exact
+    level += drawn_from(uniforms, v.size, v.dtype) < exact
     np.minimum(level, v.dtype.type(steps), out=level)
     np.copysign(level, v, out=level)
     level += v.dtype.type(steps)
@@ -149,16 +146,25 @@ def stochastic_codes_of_each(
     return codes
 
 
-def _uniform_arguments(uniforms: FloatArray | Stream, v: FloatArray) -> tuple[CData, tuple[int, int, int, int]]:
-    """Return a pointer to uniforms, or NULL and the names of the stream to draw them from."""
+@overload
+def drawn_from(uniforms: Uniforms, size: int, dtype: np.dtype[Any], start: int = 0) -> FloatArray: ...
+@overload
+def drawn_from(uniforms: Uniforms | None, size: int, dtype: np.dtype[Any], start: int = 0) -> FloatArray | None: ...
+def drawn_from(uniforms: Uniforms | None, size: int, dtype: np.dtype[Any], start: int = 0) -> FloatArray | None:
+    """Return uniforms, float[size], or None of None; of a stream those from number `start` on."""
+    if isinstance(uniforms, Stream):
+        return uniforms.uniforms(size, dtype, start)
+    if uniforms is not None and (uniforms.shape != (size,) or uniforms.dtype != dtype):
+        raise ValueError(f"{size} uniforms of {dtype} are needed, not {uniforms.size} of {uniforms.dtype}")
+    return uniforms
+
+
+def kernel_source(uniforms: Uniforms | None, v: FloatArray, real: str) -> tuple[CData, tuple[int, int, int, int]]:
+    """Return a pointer to uniforms for `v`, or NULL and the names of the stream to draw them from."""
     if isinstance(uniforms, Stream):
         return ffi.NULL, uniforms.counter
-    if uniforms.shape != v.shape or uniforms.dtype != v.dtype:
-        raise ValueError(f"{v.size} uniforms of {v.dtype} are needed, not {uniforms.size} of {uniforms.dtype}")
-    return pointer(np.ascontiguousarray(uniforms), "float[]"), _NO_STREAM
-
-
-_NO_STREAM = (0, 0, 0, 0)
+    drawn = drawn_from(uniforms, v.size, v.dtype)
+    return pointer(None if drawn is None else np.ascontiguousarray(drawn), real), (0, 0, 0, 0)
 
 
 def nearest_levels(v: FloatArray, bits: int, layer: int) -> Levels:
@@ -262,7 +268,7 @@ def _nearest_codes(v: FloatArray, scale: float, steps: int, codes: CodeArray) ->
     return sum_of_squares(ratio)
 
 
-def grid_multiples(v: FloatArray, step: float, uniforms: FloatArray | Stream | None) -> tuple[FloatArray, float, float]:
+def grid_multiples(v: FloatArray, step: float, uniforms: Uniforms | None) -> tuple[FloatArray, float, float]:
     """Return `v` rounded to multiples of `step`, as multiples, float[n], and the lowest and highest of them.
 
     With uniforms ⌊v/step⌋, plus one if the uniform is at most the fraction; without, ⌊v/step + ½⌋. If v/step is beyond
@@ -270,7 +276,7 @@ def grid_multiples(v: FloatArray, step: float, uniforms: FloatArray | Stream | N
     """
     if lib is not None and v.dtype == np.float32 and v.flags.c_contiguous:
         multiples: FloatArray = np.empty_like(v)
-        source, words = (ffi.NULL, _NO_STREAM) if uniforms is None else _uniform_arguments(uniforms, v)
+        source, words = kernel_source(uniforms, v, "float[]")
         ends = ffi.new("float[2]")
         lib.grid_multiples(
             pointer(v, "float[]"), v.size, step, uniforms is not None, source, *words,
@@ -283,9 +289,8 @@ def grid_multiples(v: FloatArray, step: float, uniforms: FloatArray | Stream | N
             multiples += v.dtype.type(0.5)
             np.floor(multiples, out=multiples)
         else:
-            drawn = uniforms.uniforms(v.size, v.dtype) if isinstance(uniforms, Stream) else uniforms
             down = np.floor(multiples)
             multiples -= down
-            down += drawn <= multiples
+            down += drawn_from(uniforms, v.size, v.dtype) <= multiples
             multiples = down
     return multiples, float(multiples.min()), float(multiples.max())

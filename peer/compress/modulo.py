@@ -35,17 +35,17 @@ from peer.compress.base import Draws
 from peer.compress.bound import ErrorBound
 from peer.compress.columns import RESIDUES, Columns
 from peer.compress.layout import Layout
-from peer.compress.levels import CodeArray, code_type
+from peer.compress.levels import CodeArray, Uniforms, code_type, drawn_from, kernel_source
 from peer.compress.magnitude import max_magnitude
 from peer.compress.norms import NotFiniteError, not_finite
 from peer.compress.payload import FloatArray, MoreBits, Payload, Residues, Rounding, WholeIntegers
 from peer.compress.settings import BY_ALGORITHM, require_flag, require_positive, require_whole
 from peer.compress.sources import shared_uniforms
 from peer.errors import LOWER_RATE, DivergenceError, RemoteProtocolError
-from peer.native import CData, ffi, lib, pointer
-from peer.random import PeerDraws, Stream
+from peer.native import lib, pointer
+from peer.random import PeerDraws
 
-Omega = FloatArray | Stream | None
+Omega = Uniforms | None
 """ω: uniforms of the layer, or the stream from which they are drawn, or None for `nearest`."""
 
 IntegerArray = npt.NDArray[np.int64]
@@ -75,13 +75,9 @@ def modulus(theta: float, bits: int, rounding: Rounding) -> float:
     return 2.0 * theta / (1.0 - 2.0 * delta(bits, rounding))
 
 
-def largest_integer(dtype: npt.DTypeLike) -> int:
-    """Return the largest |K| at which the type still holds the residue: 2^23 in float32, 2^52 in float64."""
-    return _exact_up_to(np.dtype(dtype))
-
-
 @lru_cache
-def _exact_up_to(dtype: np.dtype[Any]) -> int:
+def largest_integer(dtype: np.dtype[Any]) -> int:
+    """Return the largest |K| at which the type still holds the residue: 2^23 in float32, 2^52 in float64."""
     return int(2 ** np.finfo(dtype).nmant)
 
 
@@ -99,7 +95,7 @@ def theta_floor(largest: float, bits: int, rounding: Rounding, dtype: npt.DTypeL
     Rules that let θ shrink with the consensus distance take the larger of both: a larger θ is always correct.
     """
     kind = np.finfo(np.dtype(dtype))
-    needed = 2.0 * (1 << bits) * largest / largest_integer(dtype)
+    needed = 2.0 * (1 << bits) * largest / largest_integer(np.dtype(dtype))
     return max(needed, 4.0 * (1 << bits) * float(kind.tiny)) * (1.0 - 2.0 * delta(bits, rounding)) / 2.0
 
 
@@ -118,10 +114,6 @@ class ModuloCode:
                 "at 1 bit use rounding 'nearest' or 'dither'"
             )
 
-    @property
-    def delta(self) -> float:
-        return delta(self.bits, self.rounding)
-
     def encode(self, x: FloatArray, theta: float, omega: Omega = None) -> IntegerArray:
         """Return K, int64[n].
 
@@ -130,10 +122,6 @@ class ModuloCode:
         integers = np.empty(x.size, np.int64)
         self._encode(x, self._modulus(theta, x.dtype, ValueError), omega, 0, integers=integers)
         return integers
-
-    def residues(self, integers: IntegerArray) -> CodeArray:
-        """Return K mod 2^bits, uint8[n] for up to 8 bits, uint16[n] above."""
-        return _low_bits(integers, self.bits)
 
     def payload(self, x: FloatArray, theta: float, omega: Omega = None, *, verified: bool = False) -> Residues:
         """Return the residues of x with θ as the vector's type holds it, and in verified mode the hash of K."""
@@ -159,7 +147,7 @@ class ModuloCode:
         b = self._modulus(theta, kind, RemoteProtocolError)
         result: FloatArray = np.empty(integers.size, kind) if out is None else out
         np.copyto(result, integers, casting="unsafe")
-        offset = self._offset(_drawn(self._needed(omega), integers.size, kind), kind)
+        offset = self._offset(drawn_from(self._needed(omega), integers.size, kind), kind)
         if offset is not None:
             result += offset
         result *= kind.type(b / (1 << self.bits))
@@ -207,7 +195,24 @@ class ModuloCode:
         values: FloatArray | None = None,
     ) -> None:
         """Write K, its residues or its values, as requested. `start` is the first coordinate's number."""
-        if self._encode_native(x, b, self._needed(omega), start, integers, residues, values):
+        omega = self._needed(omega)
+        arrays = [array for array in (x, integers, residues, values) if array is not None]
+        if lib is None or not all(array.flags.c_contiguous for array in arrays):
+            drawn = drawn_from(omega, x.size, x.dtype, start)
+            fits = self._encode_numpy(x, b, drawn, integers, residues, values)
+        else:
+            single = x.dtype == np.float32
+            real, kernel = ("float[]", lib.modulo_encode_f32) if single else ("double[]", lib.modulo_encode_f64)
+            source, words = kernel_source(omega, x, real)
+            width = 1 if residues is None else residues.itemsize
+            fits = bool(
+                kernel(
+                    pointer(x, real), x.size, b, self.bits, int(self.rounding), largest_integer(x.dtype), source,
+                    start, *words, pointer(integers, "int64_t[]"), width, pointer(residues, "uint8_t[]"),
+                    pointer(values, real),
+                )
+            )  # fmt: skip
+        if fits:
             return
         if not math.isfinite(max_magnitude(x)):
             raise NotFiniteError(f"the model holds values that are not finite; {LOWER_RATE}")
@@ -216,32 +221,6 @@ class ModuloCode:
             f"θ is too small for {self.bits}-bit modulo codes of weights up to {max_magnitude(x):.3g}: "
             f"use at least {floor:.3g}"
         )
-
-    def _encode_native(
-        self,
-        x: FloatArray,
-        b: float,
-        omega: Omega,
-        start: int,
-        integers: IntegerArray | None,
-        residues: CodeArray | None,
-        values: FloatArray | None,
-    ) -> bool:
-        """Do as `_encode_numpy` does, natively if that is built."""
-        arrays = [array for array in (x, integers, residues, values) if array is not None]
-        if lib is None or not all(array.flags.c_contiguous for array in arrays):
-            return self._encode_numpy(x, b, _drawn(omega, x.size, x.dtype, start), integers, residues, values)
-        single = x.dtype == np.float32
-        real, kernel = ("float[]", lib.modulo_encode_f32) if single else ("double[]", lib.modulo_encode_f64)
-        drawn, words = _omega_arguments(omega, x, real)
-        width = 1 if residues is None else residues.itemsize
-        return bool(
-            kernel(
-                pointer(x, real), x.size, b, self.bits, int(self.rounding), largest_integer(x.dtype), drawn,
-                start, *words, pointer(integers, "int64_t[]"), width, pointer(residues, "uint8_t[]"),
-                pointer(values, real),
-            )
-        )  # fmt: skip
 
     def _encode_numpy(
         self,
@@ -307,7 +286,7 @@ def recover_checked(
 
 def require_readable(payload: Residues, dtype: npt.DTypeLike) -> None:
     """Raise RemoteProtocolError if no vector of the type can have these residues."""
-    _code_of((payload.bits, payload.rounding))._modulus(payload.theta, np.dtype(dtype), RemoteProtocolError)
+    _code_of(payload.bits, payload.rounding)._modulus(payload.theta, np.dtype(dtype), RemoteProtocolError)
 
 
 def recover_all(
@@ -324,7 +303,7 @@ def recover_all(
     checks = payload.checks if verified else None
     if not np.array_equal(payload.sizes, sizes) or (verified and (checks is None or layout.size > _MOST_AT_ONCE)):
         return False
-    call = _for_all(_code_of(payload.residues), y, payload.scalars, draws)
+    call = _for_all(_code_of(bits, rounding), y, payload.scalars, draws)
     if call is None or lib is None or not out.flags.c_contiguous:
         return False
     _, moduli, words = call
@@ -369,7 +348,7 @@ def hash_integers(integers: IntegerArray) -> int:
 def more_bits(integers: IntegerArray, low: int, bits: int) -> MoreBits:
     """Return bits `low` to `low + bits − 1` of K, 1 to 16 of them."""
     require_whole("bits of a repair", bits, 1, 16)
-    return MoreBits(low, bits, _low_bits(integers >> low, bits))
+    return MoreBits(low, bits, ((integers >> low) & ((1 << bits) - 1)).astype(code_type(bits)))
 
 
 def apply_repair(
@@ -381,7 +360,7 @@ def apply_repair(
     compares `hash_integers` of the result with `first.check`, and takes `values_of` it for x̂. Raises
     RemoteProtocolError if the repairs do not continue each other, ThetaTooSmall if only all of K helps.
     """
-    code = _code_of((first.bits, first.rounding))
+    code = _code_of(first.bits, first.rounding)
     if repairs and isinstance(repairs[-1], WholeIntegers):
         integers = repairs[-1].integers
         if integers.shape != y.shape:
@@ -400,7 +379,7 @@ def apply_repair(
         if total > MOST_KNOWN_BITS:
             raise RemoteProtocolError(f"a repair by {total} bits: beyond {MOST_KNOWN_BITS} all of K has to be sent")
     b = code._modulus(first.theta, y.dtype, RemoteProtocolError)
-    offset = code._offset(_drawn(code._needed(omega), y.size, y.dtype), y.dtype)
+    offset = code._offset(drawn_from(code._needed(omega), y.size, y.dtype), y.dtype)
     # In float64 whatever the vector's type: a repair is rare, and its high bits need the room.
     turns = y.astype(np.float64) / b * (1 << code.bits)
     if not np.all(np.abs(turns) <= 2.0**MOST_KNOWN_BITS):
@@ -416,7 +395,7 @@ def values_of(
     first: Residues, integers: IntegerArray, omega: Omega, dtype: npt.DTypeLike, out: FloatArray | None = None
 ) -> FloatArray:
     """Return x̂ of repaired integers, with the settings of their payload."""
-    return _code_of((first.bits, first.rounding)).values(integers, first.theta, omega, dtype, out)
+    return _code_of(first.bits, first.rounding).values(integers, first.theta, omega, dtype, out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -448,7 +427,7 @@ class Modulo:
 
     @property
     def code(self) -> ModuloCode:
-        return _code(self.bits, self.rounding)
+        return _code_of(self.bits, self.rounding)
 
     def omega(self, v: FloatArray, layer: int, draws: Draws) -> Omega:
         """Return the ω of a layer: the same for every peer, None if the rounding needs none."""
@@ -504,23 +483,14 @@ class Modulo:
     def error_bound(self, size: int) -> ErrorBound:
         if self.theta is None:
             return ErrorBound()
-        code = self.code
-        return ErrorBound(absolute=code.delta * modulus(self.theta, self.bits, self.rounding))
+        settings = self.bits, self.rounding
+        return ErrorBound(absolute=delta(*settings) * modulus(self.theta, *settings))
 
 
 @lru_cache
-def _code(bits: int, rounding: Rounding) -> ModuloCode:
-    return ModuloCode(bits, rounding)
-
-
-def _low_bits(integers: IntegerArray, bits: int) -> CodeArray:
-    codes: CodeArray = (integers & ((1 << bits) - 1)).astype(code_type(bits))
-    return codes
-
-
-def _code_of(settings: tuple[int, Rounding]) -> ModuloCode:
+def _code_of(bits: int, rounding: Rounding) -> ModuloCode:
     try:
-        return _code(*settings)
+        return ModuloCode(bits, rounding)
     except ValueError as error:
         raise RemoteProtocolError(f"a modulo code that cannot be: {error}") from None
 
@@ -534,41 +504,31 @@ def _recover(
     values: FloatArray | None,
 ) -> None:
     """Write the recovered K and its values, as requested."""
-    code = _code_of((payload.bits, payload.rounding))
+    code = _code_of(payload.bits, payload.rounding)
     _require_like(values, y)
     if payload.residues.shape != y.shape or payload.residues.dtype != code_type(payload.bits):
         raise RemoteProtocolError(f"a modulo code has {payload.residues.size} residues for a layer of {y.size}")
     b = code._modulus(payload.theta, y.dtype, RemoteProtocolError)
-    if not _recover_native(code, b, payload.residues, y, code._needed(omega), start, integers, values):
+    omega, residues = code._needed(omega), payload.residues
+    arrays = [array for array in (residues, y, integers, values) if array is not None]
+    if lib is None or not all(array.flags.c_contiguous for array in arrays):
+        drawn = drawn_from(omega, y.size, y.dtype, start)
+        fits = _recover_numpy(code, b, residues, y, drawn, integers, values)
+    else:
+        single = y.dtype == np.float32
+        real, kernel = ("float[]", lib.modulo_recover_f32) if single else ("double[]", lib.modulo_recover_f64)
+        source, words = kernel_source(omega, y, real)
+        fits = bool(
+            kernel(
+                pointer(residues, "uint8_t[]"), residues.itemsize, pointer(y, real), y.size, b, code.bits,
+                int(code.rounding), 2 * largest_integer(y.dtype), source, start, *words,
+                pointer(integers, "int64_t[]"), pointer(values, real),
+            )
+        )  # fmt: skip
+    if not fits:
         if not math.isfinite(max_magnitude(y)):
             raise NotFiniteError(f"the model holds values that are not finite; {LOWER_RATE}")
         raise ThetaTooSmall(f"θ = {payload.theta:g} is too small for the receiver's weights")
-
-
-def _recover_native(
-    code: ModuloCode,
-    b: float,
-    residues: CodeArray,
-    y: FloatArray,
-    omega: Omega,
-    start: int,
-    integers: IntegerArray | None,
-    values: FloatArray | None,
-) -> bool:
-    """Do as `_recover_numpy` does, natively if that is built."""
-    arrays = [array for array in (residues, y, integers, values) if array is not None]
-    if lib is None or not all(array.flags.c_contiguous for array in arrays):
-        return _recover_numpy(code, b, residues, y, _drawn(omega, y.size, y.dtype, start), integers, values)
-    single = y.dtype == np.float32
-    real, kernel = ("float[]", lib.modulo_recover_f32) if single else ("double[]", lib.modulo_recover_f64)
-    drawn, words = _omega_arguments(omega, y, real)
-    return bool(
-        kernel(
-            pointer(residues, "uint8_t[]"), residues.itemsize, pointer(y, real), y.size, b, code.bits,
-            int(code.rounding), 2 * largest_integer(y.dtype), drawn, start, *words, pointer(integers, "int64_t[]"),
-            pointer(values, real),
-        )
-    )  # fmt: skip
 
 
 def _recover_numpy(
@@ -613,25 +573,9 @@ def _require_like(out: FloatArray | None, x: FloatArray) -> None:
         raise ValueError(f"out has to be {x.dtype}{list(x.shape)}, not {out.dtype}{list(out.shape)}")
 
 
-def _omega_arguments(omega: Omega, x: FloatArray, real: str) -> tuple[CData, tuple[int, int, int, int]]:
-    """Return a pointer to ω, or NULL and the names of the stream to draw it from."""
-    if isinstance(omega, Stream):
-        return ffi.NULL, omega.counter
-    drawn = _drawn(omega, x.size, x.dtype)
-    return pointer(None if drawn is None else np.ascontiguousarray(drawn), real), (0, 0, 0, 0)
-
-
 def _part(omega: Omega, part: slice) -> Omega:
     """Return ω of a part of the layer; a stream is cut by the number of its first coordinate instead."""
     return omega[part] if isinstance(omega, np.ndarray) else omega
-
-
-def _drawn(omega: Omega, size: int, dtype: np.dtype[Any], start: int = 0) -> FloatArray | None:
-    if isinstance(omega, Stream):
-        return omega.uniforms(size, dtype, start)
-    if omega is not None and (omega.shape != (size,) or omega.dtype != dtype):
-        raise ValueError(f"ω has to be {dtype}[{size}], not {omega.dtype}{list(omega.shape)}")
-    return omega
 
 
 def _little_endian(integers: IntegerArray) -> memoryview:

@@ -655,7 +655,7 @@ def check_repair(repair: Message, wishes: Sequence[RepairWish], coded: Payload, 
 def _check_integers(number: int, layer: WholeIntegers, sent: LayerPayload, sender: int, dtype: npt.DTypeLike) -> None:
     """Raise RemoteProtocolError unless the code was made of this K: no further repair is asked for."""
     largest = max(-int(layer.integers.min(initial=0)), int(layer.integers.max(initial=0)))
-    if largest > largest_integer(dtype):
+    if largest > largest_integer(np.dtype(dtype)):
         raise RemoteProtocolError(f"sent layer {number} in integers up to {largest}", peer=sender)
     if not isinstance(sent, Residues) or hash_integers(layer.integers) != sent.check:
         raise RemoteProtocolError(f"the hash of layer {number} does not belong to its integers", peer=sender)

@@ -56,7 +56,7 @@ def test_the_constants_are_the_papers():
     assert delta(8, Rounding.DITHER) == 1 / 512
     assert modulus(2.0, 2, Rounding.STOCHASTIC) == 8.0
     assert modulus(3.0, 1, Rounding.DITHER) == 12.0
-    assert (largest_integer(np.float32), largest_integer(np.float64)) == (2**23, 2**52)
+    assert tuple(largest_integer(np.dtype(kind)) for kind in (np.float32, np.float64)) == (2**23, 2**52)
 
 
 @EACH_SETTING
@@ -69,7 +69,7 @@ def test_integers_follow_the_table(bits, rounding):
     integers = code.encode(x, 0.5, omega)
     assert integers.dtype == np.int64
     assert integers.tolist() == expected
-    assert code.residues(integers).tolist() == [k % levels for k in expected]
+    assert more_bits(integers, 0, bits).codes.tolist() == [k % levels for k in expected]
 
 
 @EACH_SETTING
@@ -104,7 +104,7 @@ def test_dither_is_unbiased_and_nearest_is_not(bits):
     x, theta, rounds = np.linspace(-1.0, 1.0, 41), 0.7, 4000
     code = ModuloCode(bits, Rounding.DITHER)
     values = np.stack([code.own_value(x, theta, PhiloxSource(1, 0).draws(t).shared_stream(0)) for t in range(rounds)])
-    bound = code.delta * modulus(theta, bits, Rounding.DITHER)
+    bound = delta(bits, Rounding.DITHER) * modulus(theta, bits, Rounding.DITHER)
     # The error is uniform in ±δB, whatever x is: standard deviation δB/√3.
     assert np.abs(values.mean(axis=0) - x).max() < 6 * bound / math.sqrt(3 * rounds)
     np.testing.assert_allclose(values.std(axis=0), bound / math.sqrt(3), rtol=0.1)
@@ -139,7 +139,7 @@ def test_sender_and_receivers_hold_the_same_bits(bits, rounding, dtype):
     payload = code.payload(x, theta, omega, verified=True)
     assert payload.check == hash_integers(integers)
     assert payload.theta == float(np.dtype(dtype).type(theta))
-    assert (payload.residues == code.residues(integers)).all()
+    assert (payload.residues == more_bits(integers, 0, bits).codes).all()
     own = code.own_value(x, theta, omega)
     assert own.dtype == dtype
     assert recover(payload, y, omega).tobytes() == own.tobytes()
@@ -337,7 +337,7 @@ def test_missing_or_misshapen_omega_is_refused():
     x = np.ones(10, np.float32)
     code = ModuloCode(4, Rounding.DITHER)
     for omega in (None, np.zeros(9, np.float32), np.zeros(10)):
-        with pytest.raises(ValueError, match="ω"):
+        with pytest.raises(ValueError, match=r"needs its uniforms|uniforms of float32 are needed"):
             code.encode(x, 1.0, omega)
-        with pytest.raises(ValueError, match="ω"):
+        with pytest.raises(ValueError, match=r"needs its uniforms|uniforms of float32 are needed"):
             recover(Residues(1.0, 4, Rounding.DITHER, np.zeros(10, np.uint8), None), x, omega)
