@@ -28,8 +28,8 @@ import json
 import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias, get_args
 
 import numpy.typing as npt
 import xxhash
@@ -38,7 +38,7 @@ from peer.errors import StateError
 from peer.foreign_values import parse_json
 from peer.protocol import OLDEST
 from peer.state.checkpoints import arrays_of, entries_of
-from peer.state.disk import Buffer, Disk, Handle, Readable, blocks, cannot_be_written, replace
+from peer.state.disk import Buffer, Disk, Handle, Readable, blocks, cannot_be_written, replace, writing
 
 VERSION = 6
 """Release 0.2.0 wrote it, too. Lower versions, of release 0.1 and before, lack some kinds of records."""
@@ -47,37 +47,19 @@ _MAGIC = b"SOTTOJNL"
 _FILE = struct.Struct("<8sHI")
 _HEAD = struct.Struct("<IB")
 _SUM = struct.Struct("<Q")
-_RECEIVED = struct.Struct("<dIQ")
 _BEGUN = struct.Struct("<dQi")
-_TIMER = struct.Struct("<d")
 _SENT = struct.Struct("<QQI")
 _ENTRY = struct.Struct("<IQII")
 _CHECKED = struct.Struct("<IQQ")
-_RECEIPT = struct.Struct("<IQ")
 _CALLED = struct.Struct("<BdIQI")
 _STEPPED = struct.Struct("<QI")
-
-
-class Kind(enum.IntEnum):
-    """Kind of a record."""
-
-    RECEIVED = 1
-    BEGUN = 2
-    TIMER = 3
-    SENT = 4
-    RECEIPT = 5
-    ANNOUNCED = 6
-    LOST = 7
-    CALLED = 8
-    STEPPED = 9
-    CHECKED = 10
-    SIGNED = 11
 
 
 @dataclass(frozen=True)
 class Received:
     """A frame of a neighbour was taken."""
 
+    kind = 1
     now: float
     peer: int
     seq: int
@@ -89,6 +71,7 @@ class Received:
 class Begun:
     """The local step of a round was done and its exchange began."""
 
+    kind = 2
     now: float
     round: int
     variant: int | None = None
@@ -101,6 +84,7 @@ class Begun:
 class TimedOut:
     """The timer was due, and the round went on without late neighbours."""
 
+    kind = 3
     now: float
 
 
@@ -108,6 +92,7 @@ class TimedOut:
 class Sent:
     """The own numbered frames that resulted from the record before, possibly none."""
 
+    kind = 4
     round: int
     digest: int
     """Digest of the state right after (`DurablePeer`)."""
@@ -120,6 +105,7 @@ class Checked:
     """Checksums of the own numbered frames that resulted from the record before, where a replay makes them again to the
     bit."""
 
+    kind = 10
     round: int
     digest: int
     """Digest of the state right after (`DurablePeer`)."""
@@ -138,6 +124,7 @@ class Checked:
 class Receipt:
     """A neighbour has our frames up to a number for good."""
 
+    kind = 5
     peer: int
     upto: int
 
@@ -146,6 +133,7 @@ class Receipt:
 class Announced:
     """This peer announced a change of the members, at the wish of its operator or of a peer that joins."""
 
+    kind = 6
     now: float
     frame: bytes
     """The announcement as sent to the neighbours (`notice`)."""
@@ -156,6 +144,7 @@ class Signed:
     """A signed statement of this peer about a member, caused by the record before. A replay repeats it, since the
     certificate may be another one by then."""
 
+    kind = 11
     frame: bytes
     """The statement as sent to the neighbours."""
 
@@ -164,6 +153,7 @@ class Signed:
 class Lost:
     """A peer that is lost is not waited for any more."""
 
+    kind = 7
     now: float
     peer: int
     upto: int
@@ -187,6 +177,7 @@ class Call(enum.IntEnum):
 class Called:
     """A call on the participant of a run without rounds."""
 
+    kind = 8
     call: Call
     now: float
     peer: int
@@ -203,6 +194,7 @@ class Called:
 class Stepped:
     """A local step was done whose code is the user's."""
 
+    kind = 9
     round: int
     arrays: Mapping[str, npt.NDArray[Any]]
     """Result of the step (`node.local_steps.RecordedSteps`)."""
@@ -218,6 +210,17 @@ class Stepped:
 Record: TypeAlias = (
     Received | Begun | TimedOut | Sent | Checked | Receipt | Announced | Signed | Lost | Called | Stepped
 )
+_RECORDS: Mapping[int, type[Record]] = {record.kind: record for record in get_args(Record)}
+
+_PLAIN: Mapping[type[Record], struct.Struct] = {
+    Received: struct.Struct("<dIQ"),
+    TimedOut: struct.Struct("<d"),
+    Receipt: struct.Struct("<IQ"),
+    Announced: struct.Struct("<d"),
+    Signed: struct.Struct("<"),
+    Lost: struct.Struct("<dIQ"),
+}
+"""Records whose body is their numbers in this layout, and then their frame, if they have one."""
 
 
 @dataclass(frozen=True)
@@ -248,23 +251,19 @@ class Journal:
     def create(cls, disk: Disk, name: str, header: Mapping[str, Any]) -> Journal:
         """Begin a new journal, whole and synced from its first instant. Raises StateError."""
         parts, checksum = _start(header)
-        try:
+        with writing(name):
             replace(disk, name, parts)
             return cls(name, disk.open(name), checksum)
-        except OSError as error:
-            raise cannot_be_written(name, error) from None
 
     @classmethod
     def go_on(cls, disk: Disk, name: str, content: JournalContent) -> Journal:
         """Go on writing a journal that was read; bytes after its last whole record are cut off."""
-        try:
+        with writing(name):
             # The process that created it may have ended before its name was there for good.
             disk.sync_folder()
             if disk.size(name) > content.whole_bytes:
                 disk.truncate(name, content.whole_bytes)
             return cls(name, disk.open(name), content.checksum)
-        except OSError as error:
-            raise cannot_be_written(name, error) from None
 
     @property
     def size(self) -> int:
@@ -279,18 +278,14 @@ class Journal:
         parts: list[Buffer] = []
         for record in records:
             body = _encode(record)
-            head = _HEAD.pack(sum(map(len, body)), _kind(record))
+            head = _HEAD.pack(sum(map(len, body)), record.kind)
             checksum = xxhash.xxh3_64(head, seed=self._sum)
             for part in body:
                 checksum.update(part)
             self._sum = checksum.intdigest()
             parts += [head, *body, _SUM.pack(self._sum)]
-        try:
+        with self._failing_for_good():
             self._handle.append(parts)
-        except OSError as error:
-            failure = cannot_be_written(self.name, error)
-            self._problem = str(failure)
-            raise failure from None
 
     def change_header(self, disk: Disk, changes: Mapping[str, Any]) -> None:
         """Write the file anew with these values in its header, at once or not at all. Raises StateError."""
@@ -315,14 +310,10 @@ class Journal:
                     file.read(_SUM.size)
                     yield _SUM.pack(checksum)
 
-            try:
+            with self._failing_for_good():
                 with disk.reader(self.name) as raw, io.BufferedReader(raw) as file:
                     replace(disk, self.name, anew(file))
                 handle = disk.open(self.name)
-            except OSError as error:
-                failure = cannot_be_written(self.name, error)
-                self._problem = str(failure)
-                raise failure from None
             with contextlib.suppress(OSError):
                 self._handle.close()
             self._handle, self._sum = handle, checksum
@@ -333,13 +324,19 @@ class Journal:
         with self._closing:
             if self._closed:
                 return
-            try:
+            # If it fails, the kernel may have dropped the pages; only a restart knows what is really there.
+            with self._failing_for_good():
                 self._handle.sync()
-            except OSError as error:
-                # The kernel may have dropped the pages by now; only a restart knows what is really there.
-                failure = cannot_be_written(self.name, error)
-                self._problem = str(failure)
-                raise failure from None
+
+    @contextlib.contextmanager
+    def _failing_for_good(self) -> Iterator[None]:
+        """Raise StateError if the disk refuses inside, and in every later `append`."""
+        try:
+            yield
+        except OSError as error:
+            failure = cannot_be_written(self.name, error)
+            self._problem = str(failure)
+            raise failure from None
 
     def close(self) -> None:
         """Close the file, after a `sync` that may be under way. Callers that need its content sync first."""
@@ -410,45 +407,17 @@ def _read_record(data: memoryview, at: int, checksum: int) -> tuple[Record, int,
     if found != _SUM.unpack_from(data, end)[0]:
         raise ValueError("the checksum of a record does not match")
     try:
-        return _decode(Kind(kind), data[start:end]), end + _SUM.size, found
+        return _decode(_RECORDS[kind], data[start:end]), end + _SUM.size, found
     except (struct.error, KeyError, TypeError, ValueError):
         raise ValueError("a record makes no sense") from None
-
-
-def _kind(record: Record) -> Kind:
-    return {
-        Received: Kind.RECEIVED,
-        Begun: Kind.BEGUN,
-        TimedOut: Kind.TIMER,
-        Sent: Kind.SENT,
-        Checked: Kind.CHECKED,
-        Receipt: Kind.RECEIPT,
-        Announced: Kind.ANNOUNCED,
-        Signed: Kind.SIGNED,
-        Lost: Kind.LOST,
-        Called: Kind.CALLED,
-        Stepped: Kind.STEPPED,
-    }[type(record)]
 
 
 def _encode(record: Record) -> Sequence[Buffer]:
     """Return the pieces of a record's body."""
     match record:
-        case Received(now, peer, seq, frame):
-            return [_RECEIVED.pack(now, peer, seq), frame]
         case Begun(now, round_, variant, left_out):
             peers = struct.pack(f"<{len(left_out)}I", *left_out)
             return [_BEGUN.pack(now, round_, -1 if variant is None else variant) + peers]
-        case TimedOut(now):
-            return [_TIMER.pack(now)]
-        case Receipt(peer, upto):
-            return [_RECEIPT.pack(peer, upto)]
-        case Announced(now, frame):
-            return [_TIMER.pack(now), frame]
-        case Signed(frame):
-            return [frame]
-        case Lost(now, peer, upto):
-            return [_RECEIVED.pack(now, peer, upto)]
         case Called(call, now, peer, digest, reachable, frame):
             peers = struct.pack(f"<{len(reachable)}I", *reachable)
             return [_CALLED.pack(call, now, peer, digest, len(reachable)) + peers, frame]
@@ -469,39 +438,33 @@ def _encode(record: Record) -> Sequence[Buffer]:
                     end += len(frame)
                 entries.append(_ENTRY.pack(receiver, seq, *place))
             return [_SENT.pack(round_, digest, len(frames)), *entries, *blobs]
+        case _:
+            numbers = dict(vars(record))
+            frame = numbers.pop("frame", b"")
+            return [_PLAIN[type(record)].pack(*numbers.values()), frame]
 
 
-def _decode(kind: Kind, body: memoryview) -> Record:
+def _decode(kind: type[Record], body: memoryview) -> Record:
     """Return the record of a body. Raises struct.error, KeyError, TypeError or ValueError."""
-    if kind is Kind.RECEIVED:
-        now, peer, seq = _RECEIVED.unpack_from(body)
-        return Received(now, peer, seq, bytes(body[_RECEIVED.size :]))
-    if kind is Kind.BEGUN:
+    if (layout := _PLAIN.get(kind)) is not None:
+        rest = body[layout.size :]
+        frame = (bytes(rest),) if rest or fields(kind)[-1].name == "frame" else ()
+        return kind(*layout.unpack_from(body), *frame)
+    if kind is Begun:
         now, round_, variant = _BEGUN.unpack_from(body)
         peers = body[_BEGUN.size :]
         left_out = struct.unpack(f"<{len(peers) // 4}I", peers)
         return Begun(now, round_, None if variant < 0 else variant, left_out)
-    if kind is Kind.TIMER:
-        return TimedOut(*_TIMER.unpack(body))
-    if kind is Kind.RECEIPT:
-        return Receipt(*_RECEIPT.unpack(body))
-    if kind is Kind.ANNOUNCED:
-        (now,) = _TIMER.unpack_from(body)
-        return Announced(now, bytes(body[_TIMER.size :]))
-    if kind is Kind.SIGNED:
-        return Signed(bytes(body))
-    if kind is Kind.LOST:
-        return Lost(*_RECEIVED.unpack(body))
-    if kind is Kind.CALLED:
+    if kind is Called:
         call, now, peer, digest, count = _CALLED.unpack_from(body)
         reachable = struct.unpack_from(f"<{count}I", body, _CALLED.size)
         return Called(Call(call), now, peer, digest, reachable, bytes(body[_CALLED.size + 4 * count :]))
-    if kind is Kind.STEPPED:
+    if kind is Stepped:
         round_, length = _STEPPED.unpack_from(body)
         end = _STEPPED.size + length
         return Stepped(round_, arrays_of(parse_json(bytes(body[_STEPPED.size : end])), body[end:]))
     round_, digest, count = _SENT.unpack_from(body)
-    if kind is Kind.CHECKED:
+    if kind is Checked:
         return Checked(round_, digest, tuple(_CHECKED.iter_unpack(body[_SENT.size :])))
     start = _SENT.size + count * _ENTRY.size
     if start > len(body):

@@ -38,7 +38,7 @@ from peer.library.meeting import Meeting
 from peer.net.address import NotBound
 from peer.net.security.authority import CertificateAuthority
 from peer.state.disk import RealDisk
-from peer.state.journal import Kind, Stepped, read_journal
+from peer.state.journal import Begun, Stepped, read_journal
 from tests.library import scripts
 from tests.library.scripts import Samples, descend, digest_of, make_model, vector_of, write_kits
 
@@ -412,8 +412,8 @@ def test_steps_whose_round_was_not_journaled_are_done_again(tmp_path: Path) -> N
             journal = killed / "state" / "journal-00000000.log"
             data = journal.read_bytes()
             ends = ends_of_records(data)
-            begun = max(number for number, (kind, _) in enumerate(ends) if kind is Kind.BEGUN)
-            assert ends[begun - 1][0] is Kind.STEPPED
+            begun = max(number for number, (kind, _) in enumerate(ends) if kind == Begun.kind)
+            assert ends[begun - 1][0] == Stepped.kind
             journal.write_bytes(data[: ends[begun - 1][1]])
 
     expected = scripts.adamw(sottovoce.place(file), on_round=cut_short)
@@ -589,14 +589,14 @@ def test_a_script_whose_state_cannot_be_noted_repeats_its_steps(tmp_path: Path) 
     assert found == train(kit(tmp_path / "whole", *options), 1000)[1:]
 
 
-def ends_of_records(journal: bytes) -> list[tuple[Kind, int]]:
+def ends_of_records(journal: bytes) -> list[tuple[int, int]]:
     """Return the kind of each record of a journal, and where it ends."""
     (header,) = struct.unpack_from("<I", journal, 10)
     ends, position = [], 14 + header + 8
     while position < len(journal):
         length, kind = struct.unpack_from("<IB", journal, position)
         position += 5 + length + 8
-        ends.append((Kind(kind), position))
+        ends.append((kind, position))
     return ends
 
 
