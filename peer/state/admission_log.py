@@ -18,7 +18,7 @@ from typing import Any
 
 from peer.errors import StateError
 from peer.foreign_values import parse_json
-from peer.state.disk import Disk, Handle, cannot_be_written
+from peer.state.disk import Disk, Handle, writing
 
 FILE = "admissions.jsonl"
 _FIRST = "0" * 64
@@ -56,7 +56,7 @@ class AdmissionLog:
             at = datetime.datetime.fromtimestamp(self._now(), datetime.UTC).isoformat(timespec="seconds")
             entry = {"number": self.count + 1, "at": at, "what": what, **details}
             chain = _chained(self.chain, entry)
-            try:
+            with writing(FILE):
                 if self._handle is None:
                     is_new = FILE not in self._disk.names()
                     self._handle = self._disk.create(FILE) if is_new else self._disk.open(FILE)
@@ -64,8 +64,6 @@ class AdmissionLog:
                         self._disk.sync_folder()
                 self._handle.append([_text({**entry, "chain": chain}) + b"\n"])
                 self._handle.sync()
-            except OSError as error:
-                raise cannot_be_written(FILE, error) from None
             self.count, self.chain = self.count + 1, chain
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from peer.errors import StateError, remedy
 from peer.files import safetensors_head
 from peer.foreign_values import parse_json
 from peer.state import disk as disks
-from peer.state.disk import Buffer, Disk, Readable, RealDisk, cannot_be_written, make_private
+from peer.state.disk import Buffer, Disk, Readable, RealDisk, make_private
 
 FORMAT = 2
 """Version of the file format, raised when an old file would be misunderstood; the changelog explains old files."""
@@ -106,14 +106,12 @@ class StoredArrays(Mapping[str, npt.NDArray[Any]]):
     def read(self, at: int, into: npt.NDArray[Any]) -> None:
         """Fill a vector with what stands at a byte behind the header. Raises StateError."""
         rest = into.view(np.uint8).data
-        try:
+        with _reading(self._name):
             self._file.seek(self._start + at)
             while rest:
                 if not (count := self._file.readinto(rest)):
                     raise StateError(f"{self._name}: was cut off while it was read")
                 rest = rest[count:]
-        except OSError as error:
-            raise StateError(f"{self._name}: cannot be read as a checkpoint: {error.strerror}") from None
 
 
 class StoredVector:
@@ -160,21 +158,17 @@ class Checkpoints:
     def save(self, checkpoint: Checkpoint) -> str:
         """Write a checkpoint durably, then delete those that are no longer kept; return its name. Raises StateError."""
         name = checkpoint_name(checkpoint.round)
-        try:
+        with disks.writing(name):
             disks.replace(self._disk, name, _file(checkpoint))
             for round_ in set(self.rounds()) - set(self._kept()):
                 self._disk.unlink(checkpoint_name(round_))
-        except OSError as error:
-            raise cannot_be_written(name, error) from None
         return name
 
     def load(self, round_: int) -> Checkpoint:
         """Return a checkpoint. Raises StateError if the file is damaged or of another format."""
         name = checkpoint_name(round_)
-        try:
+        with _reading(name):
             file = self._disk.reader(name)
-        except OSError as error:
-            raise StateError(f"{name}: cannot be read as a checkpoint: {error.strerror}") from None
         return parse_checkpoint(file, name)
 
     def newest(self) -> Checkpoint | None:
@@ -184,10 +178,8 @@ class Checkpoints:
 
     def set_aside(self, round_: int) -> None:
         """Take a damaged checkpoint out of the way."""
-        try:
+        with disks.writing(checkpoint_name(round_)):
             self._disk.rename(checkpoint_name(round_), _DAMAGED + _SUFFIX)
-        except OSError as error:
-            raise cannot_be_written(checkpoint_name(round_), error) from None
 
     def go_back(self, round_: int, aside: str) -> int:
         """Rename the checkpoints above `round_`, with `aside` before their names; return the round of the newest that
@@ -280,68 +272,61 @@ def checkpoint_round(path: Path) -> int:
 
 def read_description(path: Path) -> tuple[int, Mapping[str, Any]]:
     """Return the round of a checkpoint and its JSON values, without reading its arrays. Raises StateError."""
-    try:
+    with _reading(path):
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > path.stat().st_size:
                 raise ValueError("it is cut off")
             metadata = _parsed(file.read(length))["__metadata__"]
         return int(metadata["round"]), _state(metadata)
-    except OSError as error:
-        raise StateError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"{path}: cannot be read as a checkpoint: {error}") from None
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Return a checkpoint. Raises StateError if the file is damaged or of another format."""
-    try:
+    with _reading(path):
         file = path.open("rb", buffering=0)
-    except OSError as error:
-        raise StateError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from None
     return parse_checkpoint(file, str(path))
 
 
 def parse_checkpoint(file: Readable, name: str) -> Checkpoint:
     """Return the checkpoint that a file holds, with `StoredArrays`, which close the file. Raises StateError."""
     try:
-        return _parse(file, name)
+        with _reading(name):
+            header, start, size = _head(file)
+            metadata = header.pop("__metadata__", {})
+            format_ = int(metadata.get("format", 0))
+            if format_ != FORMAT:
+                why = "a later release wrote it" if format_ > FORMAT else "release 0.2 reads it, and writes this format"
+                raise StateError(f"{name}: has format {format_}, but this release reads {FORMAT}; {why}")
+            blocks = iter(lambda: file.read(_BLOCK_BYTES), b"")
+            if metadata.pop("checksum") != _checksum({"__metadata__": metadata, **header}, blocks):
+                raise ValueError("its checksum does not match")
+            _check_entries(header, size - start)
+            return Checkpoint(int(metadata["round"]), _state(metadata), StoredArrays(file, start, header, name))
     except BaseException:
         file.close()
         raise
 
 
-def _parse(file: Readable, name: str) -> Checkpoint:
-    try:
-        header, start, size = _head(file)
-        metadata = header.pop("__metadata__", {})
-        format_ = int(metadata.get("format", 0))
-        if format_ != FORMAT:
-            problem = "a later release wrote it" if format_ > FORMAT else "release 0.2 reads it, and writes this format"
-            raise StateError(f"{name}: has format {format_}, but this release reads {FORMAT}; {problem}")
-        blocks = iter(lambda: file.read(_BLOCK_BYTES), b"")
-        if metadata.pop("checksum") != _checksum({"__metadata__": metadata, **header}, blocks):
-            raise ValueError("its checksum does not match")
-        _check_entries(header, size - start)
-        return Checkpoint(int(metadata["round"]), _state(metadata), StoredArrays(file, start, header, name))
-    except OSError as error:
-        raise StateError(f"{name}: cannot be read as a checkpoint: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(f"{name}: cannot be read as a checkpoint: {error}") from None
-
-
 def stored_arrays(path: Path) -> StoredArrays:
     """Return the arrays of any safetensors file. Raises StateError."""
-    try:
+    with _reading(path, ""):
         file = path.open("rb", buffering=0)
         header, start, size = _head(file)
         header.pop("__metadata__", None)
         _check_entries(header, size - start)
         return StoredArrays(file, start, header, str(path))
+
+
+@contextlib.contextmanager
+def _reading(name: object, as_what: str = " as a checkpoint") -> Iterator[None]:
+    """Raise StateError, naming the file, if what is inside cannot read it, or finds something else in it."""
+    try:
+        yield
     except OSError as error:
-        raise StateError(f"{path}: cannot be read: {error.strerror}") from None
+        raise StateError(f"{name}: cannot be read{as_what}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(f"{path}: cannot be read: {error}") from None
+        raise StateError(f"{name}: cannot be read{as_what}: {error}") from None
 
 
 def _head(file: Readable) -> tuple[dict[str, Any], int, int]:

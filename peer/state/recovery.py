@@ -14,7 +14,7 @@ from typing import Any
 from peer.errors import StateError
 from peer.protocol import NEWEST, OLDEST, release_with
 from peer.state.checkpoints import Checkpoint, Checkpoints, checkpoint_name
-from peer.state.disk import Disk, cannot_be_written
+from peer.state.disk import Disk, writing
 from peer.state.journal import Begun, Called, Journal, JournalContent, Stepped, read_journal
 from peer.state.kept_progress import begin_era
 
@@ -124,12 +124,10 @@ class StateFiles:
         rounds = self.checkpoints.rounds()
         if len(rounds) < self._keep:
             return
-        try:
+        with writing("old journals"):
             for round_ in self.journal_rounds():
                 if round_ < rounds[-self._keep]:
                     self._disk.unlink(journal_name(round_))
-        except OSError as error:
-            raise cannot_be_written("old journals", error) from None
 
     def go_back(self, round_: int) -> int:
         """Set aside everything newer than the last checkpoint at or before `round_`; return its round (0: the start).
@@ -140,14 +138,12 @@ class StateFiles:
         numbers = (name.removeprefix(_ASIDE).partition("-")[0] for name in earlier)
         aside = f"{_ASIDE}{1 + max((int(number) for number in numbers if number.isdecimal()), default=0)}-"
         begin_era(self._disk)
-        try:
+        with writing("what is set aside"):
             # Before the checkpoints: without one, a journal would restore the peer.
             for each in reversed(self.journal_rounds()):
                 self._disk.rename(journal_name(each), aside + journal_name(each))
             left = self.checkpoints.go_back(round_, aside)
             self._disk.sync_folder()
-        except OSError as error:
-            raise cannot_be_written("what is set aside", error) from None
         return left
 
     def _check_identity(self, found: Mapping[str, Any], what: str) -> None:
