@@ -304,14 +304,21 @@ _TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
 }
 
 
-def _insertion(table: str, kind: type[Any]) -> str:
-    """Return the statement that inserts or replaces a row."""
-    columns = [item.name for item in fields(kind)]
-    names = ", ".join(f'"{name}"' for name in columns)
-    return f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({', '.join('?' * len(columns))})"
+_NAME_OF = {kind: table for table, (kind, _) in _TABLES.items()}
 
 
-_INSERTIONS = {kind: _insertion(table, kind) for table, (kind, _) in _TABLES.items()}
+def _columns(kind: type[Any]) -> list[str]:
+    return [item.name for item in fields(kind)]
+
+
+def _quoted(columns: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in columns)
+
+
+_INSERTIONS = {
+    kind: f"INSERT OR REPLACE INTO {table} ({_quoted(_columns(kind))}) VALUES ({', '.join('?' * len(fields(kind)))})"
+    for kind, table in _NAME_OF.items()
+}
 
 PAGED = ("rounds", "evaluations", "links")
 """Tables that `MetricsStore.page` reads."""
@@ -355,7 +362,7 @@ class MetricsStore:
         """Insert or replace rows."""
         with _writing(self._name):
             for record in records:
-                values = [json.dumps(v) if isinstance(v, tuple | dict) else v for v in _values(record)]
+                values = [json.dumps(v) if isinstance(v, tuple | dict) else v for v in vars(record).values()]
                 self._connection.execute(_INSERTIONS[type(record)], values)
 
     def flush(self) -> None:
@@ -373,30 +380,27 @@ class MetricsStore:
 
     def rounds(self, *, after: int = -1) -> list[RoundRecord]:
         """Return the rows of rounds above `after`, by round and peer."""
-        return self._read(RoundRecord, "rounds", "WHERE round > ? ORDER BY round, peer", (after,))
+        return self._read(RoundRecord, "WHERE round > ? ORDER BY round, peer", (after,))
 
     def evaluations(self) -> list[EvaluationRecord]:
-        return self._read(EvaluationRecord, "evaluations", "ORDER BY round, peer, split", ())
+        return self._read(EvaluationRecord, "ORDER BY round, peer, split")
 
     def links(self) -> list[LinkRecord]:
-        return self._read(LinkRecord, "links", "ORDER BY peer, neighbor", ())
+        return self._read(LinkRecord, "ORDER BY peer, neighbor")
 
     def consensus(self) -> list[ConsensusRecord]:
-        return self._read(ConsensusRecord, "consensus", "ORDER BY round", ())
+        return self._read(ConsensusRecord, "ORDER BY round")
 
     def written(self, kind: type[Record], *, after: int = 0) -> tuple[list[Record], int]:
         """Return the rows of one kind in the order in which they were written, and the place of the last of them.
         Passed as `after`, it selects the rows written since."""
-        table = next(name for name, (record, _) in _TABLES.items() if record is kind)
-        last = self._connection.execute(f"SELECT COALESCE(MAX(rowid), 0) FROM {table}").fetchone()[0]
-        return self._read(kind, table, "WHERE rowid > ? AND rowid <= ? ORDER BY rowid", (after, last)), int(last)
+        last = self._connection.execute(f"SELECT COALESCE(MAX(rowid), 0) FROM {_NAME_OF[kind]}").fetchone()[0]
+        return self._read(kind, "WHERE rowid > ? AND rowid <= ? ORDER BY rowid", (after, last)), int(last)
 
     def tail(self, kind: type[Record], columns: Sequence[str], *, after: int, most: int) -> tuple[list[Any], int]:
         """Return some columns of at most `most` rows, as `written` orders them and records hold them, and the place of
         the last of these."""
-        table = next(name for name, (record, _) in _TABLES.items() if record is kind)
-        names = ", ".join(f'"{name}"' for name in columns)
-        query = f"SELECT rowid, {names} FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?"
+        query = f"SELECT rowid, {_quoted(columns)} FROM {_NAME_OF[kind]} WHERE rowid > ? ORDER BY rowid LIMIT ?"
         rows = self._connection.execute(query, (after, most)).fetchall()
         found = [list(_values_of(kind, columns, row[1:]).values()) for row in rows]
         return found, rows[-1][0] if rows else after
@@ -405,8 +409,8 @@ class MetricsStore:
         """Return columns and rows of one of PAGED, of whole rounds above `after`, and the last of these rounds; None if
         no later ones are left. Evaluations on hold-outs, which reveal something of private data, are left out.
         """
-        columns = [item.name for item in fields(_TABLES[table][0])]
-        names = ", ".join(f'"{name}"' for name in columns)
+        columns = _columns(_TABLES[table][0])
+        names = _quoted(columns)
         if table == "links":
             return columns, [list(row) for row in self._connection.execute(f"SELECT {names} FROM links")], None
         only = "AND split = 'test' " if table == "evaluations" else ""
@@ -433,7 +437,7 @@ class MetricsStore:
         loss = self._connection.execute(f"SELECT loss {rows} AND loss NOT NULL ORDER BY round DESC LIMIT 1", (peer,))
         (payload,) = self._connection.execute(f"SELECT SUM(payload_bytes) {rows}", (peer,)).fetchone()
         own = "WHERE peer = ? AND split = 'test' ORDER BY round DESC LIMIT 1"
-        tested = self._read(EvaluationRecord, "evaluations", own, (peer,))
+        tested = self._read(EvaluationRecord, own, (peer,))
         sockets = [link.socket_bytes for link in self.links() if link.peer == peer]
         metrics = dict(tested[0].metrics) if tested else {}
         criterion = next(iter(metrics), ACCURACY.name)
@@ -458,11 +462,10 @@ class MetricsStore:
         finally:
             self._connection.close()
 
-    def _read(self, record: type[Any], table: str, rest: str, arguments: Iterable[object]) -> list[Any]:
-        names = [item.name for item in fields(record)]
-        columns = ", ".join(f'"{name}"' for name in names)
-        rows = self._connection.execute(f"SELECT {columns} FROM {table} {rest}", tuple(arguments)).fetchall()
-        return _records(record, names, rows)
+    def _read(self, kind: type[Any], rest: str, arguments: Sequence[object] = ()) -> list[Any]:
+        columns = _columns(kind)
+        query = f"SELECT {_quoted(columns)} FROM {_NAME_OF[kind]} {rest}"
+        return _records(kind, columns, self._connection.execute(query, arguments).fetchall())
 
 
 def page_records(
@@ -532,7 +535,7 @@ def _create(path: Path | str) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = OFF")
     for table, (record, keys) in _TABLES.items():
-        columns = ", ".join(f'"{item.name}"' for item in fields(record))
+        columns = _quoted(_columns(record))
         connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns}, PRIMARY KEY ({', '.join(keys)}))")
         # A file of an earlier version goes on with the columns that it lacked at their defaults.
         there = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
@@ -584,7 +587,3 @@ def _check_counts(correct: Sequence[int], total: Sequence[int]) -> None:
     """Raise sqlite3.DataError for impossible numbers of right answers."""
     if len(correct) != len(total) or not all(0 <= c <= n < _MOST_SAMPLES for c, n in zip(correct, total, strict=True)):
         raise sqlite3.DataError("counts of samples that are none")
-
-
-def _values(record: Any) -> list[Any]:
-    return [getattr(record, item.name) for item in fields(record)]
