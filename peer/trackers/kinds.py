@@ -19,9 +19,7 @@ from peer.errors import ConfigError
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
-    from mlflow.tracking import MlflowClient
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    from wandb.sdk.wandb_run import Run as WandbRun
 
 
 @dataclass(frozen=True)
@@ -79,19 +77,15 @@ def open_tracker(kind: str, run: Run) -> Tracker:
     return KINDS[kind].open(replace(run, folder=run.folder.resolve()))
 
 
-def _tensorboard(run: Run) -> TensorBoardTracker:
-    """Begin anew: event files of an earlier call would show every curve twice."""
-    shutil.rmtree(run.folder)
-    run.folder.mkdir()
-    return TensorBoardTracker(run.folder)
-
-
 class TensorBoardTracker:
     """TensorBoard: event files of one run, a folder for each peer, so that their curves lie over each other in one
     chart."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, run: Run) -> None:
+        """Begin anew: event files of an earlier call would show every curve twice."""
+        shutil.rmtree(run.folder)
+        run.folder.mkdir()
+        self._folder = run.folder
         self._writers: dict[str, EventFileWriter] = {}
 
     def log(self, whose: str, done: int, at: float, figures: Mapping[str, float]) -> None:
@@ -120,32 +114,27 @@ class TensorBoardTracker:
         return self._writers[whose]
 
 
-def _wandb(run: Run) -> WandbTracker:
-    """Begin a run in offline mode, whatever the environment says of the mode."""
-    # Without this it would report its own errors to its makers.
-    os.environ["WANDB_ERROR_REPORTING"] = "false"
-    import wandb
-
-    quiet = wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True, save_code=False)
-    opened = wandb.init(
-        project="sottovoce",
-        name=run.name,
-        dir=str(run.folder),
-        mode="offline",
-        config=dict(run.settings),
-        settings=quiet,
-    )
-    return WandbTracker(opened)
-
-
 class WandbTracker:
     """Weights & Biases, offline: nothing is sent until somebody calls `wandb sync`. Peers are in different rounds, so
     that the round is a figure, and the axis of the others."""
 
-    def __init__(self, run: WandbRun) -> None:
-        self._run = run
-        run.define_metric("round")
-        run.define_metric("*", step_metric="round")
+    def __init__(self, run: Run) -> None:
+        """Begin a run in offline mode, whatever the environment says of the mode."""
+        # Without this it would report its own errors to its makers.
+        os.environ["WANDB_ERROR_REPORTING"] = "false"
+        import wandb
+
+        quiet = wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True, save_code=False)
+        self._run = wandb.init(
+            project="sottovoce",
+            name=run.name,
+            dir=str(run.folder),
+            mode="offline",
+            config=dict(run.settings),
+            settings=quiet,
+        )
+        self._run.define_metric("round")
+        self._run.define_metric("*", step_metric="round")
 
     def log(self, whose: str, done: int, at: float, figures: Mapping[str, float]) -> None:
         """Log figures as NAME/PEER."""
@@ -166,32 +155,27 @@ _MOST_PARAMETERS = 100
 _PARAMETER_CHARACTERS = 500
 
 
-def _mlflow(run: Run) -> MlflowTracker:
-    """Begin a run in the experiment "sottovoce"."""
-    # It tells its makers how it is used, unless it is told not to before it is imported.
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    from mlflow.entities import Param
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{run.folder / 'mlflow.db'}")
-    known = client.get_experiment_by_name("sottovoce")
-    if known is None:
-        artifacts = (run.folder / "artifacts").as_uri()
-        experiment = client.create_experiment("sottovoce", artifact_location=artifacts)
-    else:
-        experiment = known.experiment_id
-    begun = client.create_run(experiment, run_name=run.name)
-    parameters = [Param(key, value[:_PARAMETER_CHARACTERS]) for key, value in run.settings.items()]
-    for first in range(0, len(parameters), _MOST_PARAMETERS):
-        client.log_batch(begun.info.run_id, params=parameters[first : first + _MOST_PARAMETERS])
-    return MlflowTracker(client, begun.info.run_id)
-
-
 class MlflowTracker:
     """MLflow: a run in an SQLite file of its own."""
 
-    def __init__(self, client: MlflowClient, run_id: str) -> None:
-        self._client, self._run_id = client, run_id
+    def __init__(self, run: Run) -> None:
+        """Begin a run in the experiment "sottovoce"."""
+        # It tells its makers how it is used, unless it is told not to before it is imported.
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=f"sqlite:///{run.folder / 'mlflow.db'}")
+        known = self._client.get_experiment_by_name("sottovoce")
+        if known is None:
+            artifacts = (run.folder / "artifacts").as_uri()
+            experiment = self._client.create_experiment("sottovoce", artifact_location=artifacts)
+        else:
+            experiment = known.experiment_id
+        self._run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
+        parameters = [Param(key, value[:_PARAMETER_CHARACTERS]) for key, value in run.settings.items()]
+        for first in range(0, len(parameters), _MOST_PARAMETERS):
+            self._client.log_batch(self._run_id, params=parameters[first : first + _MOST_PARAMETERS])
         self._waiting: list[Metric] = []
 
     def log(self, whose: str, done: int, at: float, figures: Mapping[str, float]) -> None:
@@ -218,31 +202,29 @@ class MlflowTracker:
         del self._waiting[:count]
 
 
-def _trackio(run: Run) -> TrackioTracker:
-    """Begin a run of the project "sottovoce"."""
-    # It looks at its environment when it is imported, and so do the packages that it takes along.
-    os.environ |= {
-        "TRACKIO_DIR": str(run.folder),
-        "GRADIO_ANALYTICS_ENABLED": "False",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    import trackio
-
-    trackio.init(
-        project="sottovoce",
-        name=run.name,
-        config=dict(run.settings),
-        embed=False,
-        auto_log_gpu=False,
-        auto_log_cpu=False,
-    )
-    return TrackioTracker()
-
-
 class TrackioTracker:
     """trackio: a run in an SQLite file of its own. Peers are in different rounds, and it takes the steps of a run in
     any order."""
+
+    def __init__(self, run: Run) -> None:
+        """Begin a run of the project "sottovoce"."""
+        # It looks at its environment when it is imported, and so do the packages that it takes along.
+        os.environ |= {
+            "TRACKIO_DIR": str(run.folder),
+            "GRADIO_ANALYTICS_ENABLED": "False",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        import trackio
+
+        trackio.init(
+            project="sottovoce",
+            name=run.name,
+            config=dict(run.settings),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
 
     def log(self, whose: str, done: int, at: float, figures: Mapping[str, float]) -> None:
         """Log figures as NAME/PEER."""
@@ -262,13 +244,13 @@ class TrackioTracker:
 
 
 KINDS: Mapping[str, Kind] = {
-    "tensorboard": Kind("TensorBoard", ("tensorboard",), _tensorboard, "tensorboard --logdir {folder}"),
-    "wandb": Kind("Weights & Biases", ("wandb",), _wandb, "wandb sync {folder}/wandb/offline-run-*"),
+    "tensorboard": Kind("TensorBoard", ("tensorboard",), TensorBoardTracker, "tensorboard --logdir {folder}"),
+    "wandb": Kind("Weights & Biases", ("wandb",), WandbTracker, "wandb sync {folder}/wandb/offline-run-*"),
     "mlflow": Kind(
         "MLflow",
         ("mlflow", "sqlalchemy", "alembic"),
-        _mlflow,
+        MlflowTracker,
         "mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db",
     ),
-    "trackio": Kind("trackio", ("trackio",), _trackio, "TRACKIO_DIR={folder} trackio show"),
+    "trackio": Kind("trackio", ("trackio",), TrackioTracker, "TRACKIO_DIR={folder} trackio show"),
 }
