@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from peer.gossip.base import NodeContext
 from peer.gossip.options import LowRankOptions
 from peer.gossip.topology import build_schedule
 from peer.lab.study import predict
+from peer.lab.study.predict import Weight
 from peer.random import PhiloxSource
 from peer.simulate.rounds import Simulator
 from peer.train.task import Task
@@ -46,34 +46,24 @@ _SMALL = 4096
 _MOST_PEERS = 64
 
 
-@dataclass(frozen=True)
-class Messages:
-    """An option's messages in a round."""
-
-    frame_bytes: float
-    """One message to one neighbour."""
-    work_s: float
-    """Processor time of one peer's round here: algorithm, compression, coding and decoding."""
-
-
 def shaped_task(*, shapes: str) -> Task:
     """Return the synthetic task for layers of these shapes, which are separated by spaces ("16x3x3x3 16")."""
     layers = [tuple(map(int, shape.split("x"))) for shape in shapes.split()]
     return Synthetic(sum(map(math.prod, layers)), len(layers), samples=4096, noise=True, shapes=layers)
 
 
-def weigh(settings: Sequence[str], sizes: Sequence[int]) -> Messages:
-    """Return the traffic of one link in one round once messages have reached their lasting size. Raises ConfigError."""
+def weigh(settings: Sequence[str], sizes: Sequence[int]) -> Weight:
+    """Return the weight of a round once messages have reached their lasting size. Raises ConfigError."""
     total = sum(sizes)
     part = min(1.0, LARGEST / total)
     smaller = [max(1, round(part * size)) for size in sizes]
     weight = _simulated(tuple(settings), tuple((size,) for size in smaller), _PEERS)
     times = total / sum(smaller)
-    return Messages(weight.frame_bytes * times, weight.gossip_s * times)
+    return Weight(weight.frame_bytes * times, weight.gossip_s * times)
 
 
-def weigh_parts(settings: Sequence[str], shapes: Sequence[tuple[int, ...]], num_peers: int) -> Messages:
-    """Return the size of a message of an algorithm that adds up factors in parts: the mean of the rounds of both sides.
+def weigh_parts(settings: Sequence[str], shapes: Sequence[tuple[int, ...]], num_peers: int) -> Weight:
+    """Return the weight of a round of an algorithm that adds up factors in parts: the mean of those of both sides.
 
     One peer and its gradients are enough for the bytes, since sums weigh about what is added up. Raises ConfigError.
     """
@@ -96,7 +86,7 @@ def weigh_parts(settings: Sequence[str], shapes: Sequence[tuple[int, ...]], num_
     part = min(1.0, LARGEST_IN_FACTORS / layout.size)
     smaller = [tuple(max(1, round(part ** (1 / len(shape)) * side)) for side in shape) for shape in shapes]
     weight = _simulated(tuple(settings), tuple(smaller), min(num_peers, _PEERS))
-    return Messages(sum(frames) / len(frames), weight.gossip_s * layout.size / sum(sizes_of(smaller)))
+    return Weight(sum(frames) / len(frames), weight.gossip_s * layout.size / sum(sizes_of(smaller)))
 
 
 def transport_s(messages: float, message_bytes: float) -> float:
@@ -132,7 +122,7 @@ def sizes_of(shapes: Sequence[Sequence[int]]) -> list[int]:
 
 
 @lru_cache(maxsize=256)
-def _simulated(settings: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], num_peers: int) -> predict.Weight:
+def _simulated(settings: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], num_peers: int) -> Weight:
     """Return the weight of simulated rounds. A comparison of plans for several links asks for the same ones again."""
     return predict.weigh(_config(settings, shapes), num_peers)
 

@@ -186,11 +186,9 @@ class Weighed:
         layers, count = situation.layers, situation.num_peers
         if option.rival is not None:
             averages = rivals.averages(option, layers.sizes, layers.shapes)
-            reason = None
             if averages is None:
-                reason = _NEEDS_SHAPES
-            kept = averages.models_kept if averages is not None else 0.0
-            return cls(option=option, averages=averages, models_kept=kept, reason=reason)
+                return cls(option=option, reason=_NEEDS_SHAPES)
+            return cls(option=option, averages=averages, models_kept=averages.models_kept)
         config = configured(option.settings)
         try:
             findings = run_plan.validate_config(config, base, count)
@@ -198,8 +196,7 @@ class Weighed:
         except ConfigError as error:
             return cls(option=option, reason=str(error))
         errors = [finding.sentence for finding in findings if finding.level == "error"]
-        if errors or any(finding.key == "peers" for finding in findings):
-            sentences = errors or [finding.sentence for finding in findings if finding.key == "peers"]
+        if sentences := errors or [finding.sentence for finding in findings if finding.key == "peers"]:
             return cls(option=option, reason=sentences[0])
         spec, reason = run_plan.algorithm_spec(config), None
         if spec.sends_factors and layers.shapes is None:
@@ -218,11 +215,12 @@ class Weighed:
         return cls(
             option=option,
             frame_bytes=weight.frame_bytes,
-            work_s=weight.work_s,
+            work_s=weight.gossip_s,
             schedule=schedule,
             to_all=spec.memory is Memory.REPLICAS,
             exchanges=spec.exchanges,
-            models_kept=messages.state_models(option.settings, count) + _momentum_models(config),
+            models_kept=messages.state_models(option.settings, count)
+            + _MOMENTUM_MODELS.get(config.training.momentum, 1.0),
             reason=reason,
             warnings=tuple(f"{each.key}: {each.sentence}" for each in findings if each.level == "warning"),
         )
@@ -316,6 +314,5 @@ def _rank(estimate: Estimate) -> tuple[bool, float]:
     return True, float("inf") if estimate.gap_points is None else estimate.gap_points
 
 
-def _momentum_models(config: Config) -> float:
-    kind = config.training.momentum
-    return {"none": 0.0, "adam": 2.0, "adamw": 2.0, "muon": 2.0}.get(kind, 1.0)
+_MOMENTUM_MODELS = {"none": 0.0, "adam": 2.0, "adamw": 2.0, "muon": 2.0}
+"""Models of float32 that a rule of momentum keeps; all others one."""

@@ -57,7 +57,7 @@ def test_memory_is_that_of_the_copies_that_an_algorithm_keeps() -> None:
 
 
 def test_more_numbers_are_more_work() -> None:
-    small, large = (messages.weigh(TOP, messages.even_sizes(n)).work_s for n in (20_000, 2_000_000))
+    small, large = (messages.weigh(TOP, messages.even_sizes(n)).gossip_s for n in (20_000, 2_000_000))
     assert 0 < small < large
 
 
