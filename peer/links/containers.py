@@ -31,8 +31,8 @@ def shape(pid: int, interface: str, profile: Profile) -> str | None:
     netem adds the latency and the loss where the kernel has it. Raises LinkError if not even the rate can be limited,
     or if netem refuses what it is asked for. Shaping again replaces earlier limits.
     """
+    release(pid, interface)
     inside = ["nsenter", "--target", str(pid), "--net", "tc"]
-    subprocess.run([*inside, "qdisc", "del", "dev", interface, "root"], capture_output=True, check=False)
     if profile.up_kbit:
         limit_upload(inside, interface, profile, big=False)
     if not (profile.latency_ms or profile.loss):

@@ -17,8 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -41,18 +40,6 @@ _SWITCH = Path(__file__).with_name("delay_switch.c")
 _serial = itertools.count()
 
 
-@dataclass(frozen=True, kw_only=True)
-class PortCounters:
-    """The switch's counters for one device."""
-
-    frames: int
-    num_bytes: int
-    dropped: int
-    """Frames that found a queue full."""
-    lost: int
-    """Frames that were lost on purpose."""
-
-
 def missing() -> str | None:
     """Return why links cannot be made here, in a sentence; None if they can."""
     if (reason := tc.missing()) is not None:
@@ -61,7 +48,13 @@ def missing() -> str | None:
         return "gcc is not installed (gcc and libc6-dev)"
     if not Path("/dev/net/tun").exists():
         return "the kernel has no TAP devices (/dev/net/tun)"
-    return no_namespaces(f"{PREFIX}-{os.getpid()}-probe")
+    name = f"{PREFIX}-{os.getpid()}-probe"
+    try:
+        add_namespace(name)
+    except LinkError as error:
+        return f"network namespaces cannot be made here: {error}"
+    remove_namespace(name)
+    return None
 
 
 class LinkNetwork:
@@ -77,8 +70,9 @@ class LinkNetwork:
         self.num_devices = len(self.profiles)
         self._names = [f"{PREFIX}-{os.getpid()}-{next(_serial)}" for _ in self.profiles]
         self._switch: subprocess.Popen[str] | None = None
-        self.counters: list[PortCounters] = []
-        """Counters of each device, known once the network is closed."""
+        self.counters: list[Mapping[str, int]] = []
+        """The switch's counters for each device, known once the network is closed: frames, their bytes, those dropped
+        because they found a queue full, and those lost on purpose."""
         try:
             for name in self._names:
                 add_namespace(name)
@@ -128,7 +122,7 @@ class LinkNetwork:
 
     def sent_bytes(self, device: int) -> int:
         """Return how many bytes have left a device's interface, Ethernet headers included."""
-        return self._count(device, "tx_bytes")
+        return int(run(*self.command(device), "cat", f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"))
 
     def close(self) -> None:
         """Kill all processes on the devices, and remove everything."""
@@ -191,9 +185,6 @@ class LinkNetwork:
         if profile.up_kbit:
             limit_upload(["tc", "-n", name], INTERFACE, profile, big=big and not profile.loss)
 
-    def _count(self, device: int, counter: str) -> int:
-        return int(run(*self.command(device), "cat", f"/sys/class/net/{INTERFACE}/statistics/{counter}"))
-
 
 def clean() -> list[str]:
     """Remove the namespaces of processes that are gone, with the processes inside; return their names."""
@@ -205,17 +196,6 @@ def clean() -> list[str]:
             remove_namespace(owner[0])
             removed.append(owner[0])
     return removed
-
-
-def no_namespaces(name: str) -> str | None:
-    """Return why no namespace of this name, which carries this process's id, can be made, in a sentence; None if it
-    can."""
-    try:
-        add_namespace(name)
-    except LinkError as error:
-        return f"network namespaces cannot be made here: {error}"
-    remove_namespace(name)
-    return None
 
 
 def add_namespace(name: str) -> None:
@@ -263,9 +243,6 @@ def _hardware_address(device: int) -> str:
     return f"02:00:00:00:{device >> 8:02x}:{device & 255:02x}"
 
 
-def _counters(line: str) -> PortCounters:
+def _counters(line: str) -> Mapping[str, int]:
     words = line.split()
-    numbers = dict(zip(words[2::2], map(int, words[3::2]), strict=True))
-    return PortCounters(
-        frames=numbers["frames"], num_bytes=numbers["bytes"], dropped=numbers["dropped"], lost=numbers["lost"]
-    )
+    return dict(zip(words[2::2], map(int, words[3::2]), strict=True))
