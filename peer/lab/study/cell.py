@@ -95,7 +95,10 @@ def run_cell(config: Config, num_peers: int, profile: Profile, *, limit_s: float
             run_to_the_end(cluster, limit_s)
             sent = [network.sent_bytes(peer) - before[peer] for peer in range(num_peers)]
             # Not `cluster.poll`, which would also judge the averaged model.
-            records = [_rounds_of(folder) for folder in cluster.state_folders]
+            records = []
+            for folder in cluster.state_folders:
+                with closing(MetricsStore(folder / "metrics.sqlite", read_only=True)) as store:
+                    records.append(store.rounds())
             return summarize(records, sent, settle, link)
         finally:
             cluster.stop()
@@ -116,9 +119,8 @@ def run_to_the_end(cluster: Cluster, limit_s: float) -> None:
         raise failure
 
 
-def _rounds_of(folder: Path) -> list[RoundRecord]:
-    with closing(MetricsStore(folder / "metrics.sqlite", read_only=True)) as store:
-        return store.rounds()
+_MEANS = ("train_s", "gossip_s", "wait_s", "cpu_s", "payload_bytes")
+"""Fields of a round's row of which a result has the mean."""
 
 
 def summarize(records: Sequence[Sequence[RoundRecord]], sent: Sequence[int], settle: int, link: Measured) -> CellResult:
@@ -138,11 +140,7 @@ def summarize(records: Sequence[Sequence[RoundRecord]], sent: Sequence[int], set
         [[row.time_s for row in rows] for rows in records],
         settle,
         link,
-        train_s=statistics.mean(row.train_s for row in settled),
-        gossip_s=statistics.mean(row.gossip_s for row in settled),
-        wait_s=statistics.mean(row.wait_s for row in settled),
-        cpu_s=statistics.mean(row.cpu_s for row in settled),
-        payload_bytes=statistics.mean(row.payload_bytes for row in settled),
+        **{name: statistics.mean(getattr(row, name) for row in settled) for name in _MEANS},
         interface_bytes=statistics.mean(sent) / len(records[0]),
         loss_curve=tuple(curve),
     )

@@ -71,9 +71,10 @@ class StudyFolder:
 
         def measure(cell: StudyCell) -> Cell:
             nonlocal overhead
-            started, others = time.monotonic(), OtherWork()
+            started, others_s = time.monotonic(), others_cpu_s()
             result = self._measure(*cell, self.prediction(*cell[:2])[1])
-            overhead = max(1.0, time.monotonic() - started - self._expected_s(*cell))
+            took_s, others_s = time.monotonic() - started, others_cpu_s() - others_s
+            overhead = max(1.0, took_s - self._expected_s(*cell))
             return Cell(
                 contender=cell[0].name,
                 profile=cell[1],
@@ -82,7 +83,7 @@ class StudyFolder:
                 peers=self.study.peers,
                 commit=commit(),
                 load=os.getloadavg()[0],
-                others_cpus=others.processors(),
+                others_cpus=max(0.0, others_s / took_s),
                 result=result,
             )
 
@@ -263,27 +264,13 @@ _COUNTED_TWICE = 8
 """First of the columns with time of guests, which the columns user and nice already include."""
 
 
-class OtherWork:
-    """Measures, from its creation, the processor time used on this machine by other programs than this one.
-
-    Children count as this program's once they have ended and were waited for.
-
-    The load average does not show that: it includes the peers of the measurement, and anything that ran a minute ago.
-    """
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-        self._before = others_cpu_s()
-
-    def processors(self) -> float:
-        """Return how many processors other work kept busy on average, including time that a hypervisor took."""
-        seconds = max(time.monotonic() - self._since, 1e-9)
-        return max(0.0, (others_cpu_s() - self._before) / seconds)
-
-
 def others_cpu_s() -> float:
-    """Return the processor seconds used since the machine started, without those of this process and of children that
-    it has waited for. The kernel counts in hundredths of a second."""
+    """Return the processor seconds used since the machine started, also those that a hypervisor took, without those of
+    this process and of children that it has waited for. The kernel counts in hundredths of a second.
+
+    The load average does not show other work: it includes the peers of the measurement, and anything that ran a minute
+    ago.
+    """
     columns = [int(word) for word in Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]]
     ticks = sum(value for column, value in enumerate(columns[:_COUNTED_TWICE]) if column not in _WAITING)
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -26,7 +26,6 @@ from peer.ops.executors import ALL, Computing, Shard
 from peer.report.numbers import duration, percent, size
 from peer.run.plan import algorithm_spec
 from peer.simulate import run as simulator
-from peer.state.metrics import Summary
 
 
 class SweepFolder:
@@ -46,7 +45,9 @@ class SweepFolder:
     ) -> int:
         """Compute the missing cells of a shard; once it `is_over`, only those begun. Return how many failed."""
         missing = self.grid.missing(shard)
-        calls = [(planned, request(planned, self.sweep)) for planned in missing]
+        calls = [
+            (planned, (json.dumps(planned.overrides), self.sweep.peers, self.sweep.stacked)) for planned in missing
+        ]
         started, done = time.monotonic(), itertools.count(1)
 
         def say_one(planned: Planned, text: str) -> None:
@@ -85,7 +86,8 @@ def _row(planned: Planned, answer: Mapping[str, Any]) -> Cell | SottoError:
 def as_csv(sweep: Sweep, rows: Sequence[Cell]) -> str:
     """Return the cells as CSV, a column for each axis and each figure that is a number or a text."""
     text = io.StringIO()
-    figures = list(dict.fromkeys(name for row in rows for name, value in row.result.items() if not _is_table(value)))
+    plain = (name for row in rows for name, value in row.result.items() if not isinstance(value, dict | list))
+    figures = list(dict.fromkeys(plain))
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["contender", *sweep.axes, "seed", *figures, "seconds"])
     for row in rows:
@@ -105,10 +107,6 @@ def as_text(sweep: Sweep, rows: Sequence[Cell]) -> str:
         values = [str(row.values[key]) for key in sweep.axes]
         lines.append([row.contender, *values, str(row.seed), ended, *figures, size(found.get("payload_bytes"))])
     return "\n".join(aligned(lines, left=True))
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict | list)
 
 
 def _outcome(cell: Cell) -> str:
@@ -151,11 +149,6 @@ class Cell(FileRow):
         )
 
 
-def request(planned: Planned, sweep: Sweep) -> tuple[str, int, bool]:
-    """Return the arguments for `simulate`."""
-    return json.dumps(planned.overrides), sweep.peers, sweep.stacked
-
-
 def simulate(overrides: str, num_peers: int, stacked: bool) -> str:
     """Return JSON: `result` and `seconds`, or `failed` with a sentence. Relative paths start in the working folder of
     the computing process."""
@@ -174,10 +167,5 @@ def _result(overrides: list[str], num_peers: int, stacked: bool) -> dict[str, An
         summary = simulator.run(config, Path(), num_peers=num_peers, stacked=stacked, baseline=False).summary
     except DivergenceError as error:
         return {"ended": f"diverged: {error}"}
-    return {"ended": summary.ended, **figures(summary)}
-
-
-def figures(summary: Summary) -> dict[str, Any]:
-    """Return the figures of a summary that a sweep keeps."""
     document = summary.document()
-    return {name: document[name] for name in _FIGURES}
+    return {name: document[name] for name in ("ended", *_FIGURES)}
