@@ -665,24 +665,7 @@ _IMPLIED: Mapping[tuple[str, str, Any], Mapping[str, Mapping[str, Any]]] = {
 """Section, key and its value → settings, beside the defaults, of a job that begins without a file. Files that leave
 these keys unset, and runs under way, keep their meaning."""
 
-SECTIONS: Mapping[str, type[Section]] = {
-    "run": RunOptions,
-    "peer": PeerOptions,
-    "peers": PeerAddress,
-    "security": SecurityOptions,
-    "state": StateOptions,
-    "graph": GraphOptions,
-    "algorithm": AlgorithmOptions,
-    "compressor": CompressorOptions,
-    "training": TrainingOptions,
-    "data": DataOptions,
-    "rounds": RoundOptions,
-    "evaluation": EvaluationOptions,
-    "guard": GuardOptions,
-    "transport": TransportOptions,
-    "limits": LimitOptions,
-    "privacy": PrivacyOptions,
-}
+SECTIONS: Mapping[str, type[Section]] = {name: type(table) for name, table in Config()} | {"peers": PeerAddress}
 
 DEFAULTS = "0.3"
 """The release whose defaults are those here. A file names it as `defaults`, for what it leaves out: a later release

@@ -21,27 +21,24 @@ from peer.files import write_whole
 
 _WIDTH = 116
 
-_PEER_HEADER = """\
+_HEADER = """\
 Sottovoce: the configuration of one peer.
 
   sotto lab validate --config FILE    check it, and the graph and algorithm it describes
   sotto run --config FILE         start the peer
 
-Every key is listed with what it does, the values it accepts and its default.
+{keys}
 The sections run, graph, algorithm, compressor, training, data, rounds and evaluation must be the same on every
 device of a run. The other sections may differ from device to device.
-Environment variables override keys (SOTTO_TRAINING__LEARNING_RATE=0.05). The value "none" leaves a key unset.
 """
 
-_SHORT_HEADER = """\
-Sottovoce: the configuration of one peer.
+_ALL_KEYS = "Every key is listed with what it does, the values it accepts and its default."
+_SOME_KEYS = (
+    "It names what differs from the defaults; `sotto init --all-keys -o FILE` writes a file that explains every key."
+)
 
-  sotto lab validate --config FILE    check it, and the graph and algorithm it describes
-  sotto run --config FILE         start the peer
-
-It names what differs from the defaults; `sotto init --all-keys -o FILE` writes a file that explains every key.
-The sections run, graph, algorithm, compressor, training, data, rounds and evaluation must be the same on every
-device of a run. The other sections may differ from device to device.
+_ENVIRONMENT = """\
+Environment variables override keys (SOTTO_TRAINING__LEARNING_RATE=0.05). The value "none" leaves a key unset.
 """
 
 _ALWAYS_NAMED = {"run": ("name", "rounds"), "peer": ("index", "listen"), "training": ("task",)}
@@ -83,7 +80,7 @@ admitted = true
 def write_peer_file(path: Path, config: Config | None = None, *, force: bool = False, all_keys: bool = False) -> None:
     """Write a peer.toml with what differs from the defaults or, with `all_keys`, with every key and what it accepts.
     Raises ConfigError if the file exists, unless `force`, or cannot be written."""
-    header = _PEER_HEADER if all_keys else _SHORT_HEADER
+    header = _HEADER.format(keys=_ALL_KEYS) + _ENVIRONMENT if all_keys else _HEADER.format(keys=_SOME_KEYS)
     write_bytes(path, render(config or Config(), header=header, all_keys=all_keys).encode(), force=force)
 
 
@@ -171,7 +168,8 @@ def _table(name: str, section: Section, reasons: Mapping[str, str], all_keys: bo
         value, default = getattr(section, key), kind.model_fields[key].get_default(call_default_factory=True)
         if all_keys:
             _comment(table, schema.sentence(kind, key))
-            _comment(table, f"{_capital(schema.accepts(kind, key))}. Default: {spell(default)}.")
+            accepted = schema.accepts(kind, key)
+            _comment(table, f"{accepted[0].upper()}{accepted[1:]}. Default: {spell(default)}.")
         elif value == default and key not in _ALWAYS_NAMED.get(name, ()) and f"{name}.{key}" not in reasons:
             continue
         else:
@@ -191,15 +189,7 @@ def _peers(peers: Sequence[PeerAddress]) -> tomlkit.items.AoT:
     tables = tomlkit.aot()
     for peer in peers:
         table = tomlkit.table()
-        table.add("name", peer.name)
-        if peer.advertise is not None:
-            table.add("advertise", peer.advertise)
-        if peer.relay is not None:
-            table.add("relay", peer.relay)
-        if peer.joins_later:
-            table.add("joins_later", True)
-        if peer.admitted:
-            table.add("admitted", True)
+        table.update(peer.model_dump(exclude_defaults=True))
         tables.append(table)
     return tables
 
@@ -223,7 +213,3 @@ def _comment(container: tomlkit.TOMLDocument | tomlkit.items.Table, text: str) -
     for line in text.splitlines():
         for piece in textwrap.wrap(line, _WIDTH) or [""]:
             container.add(tomlkit.comment(piece) if piece else tomlkit.items.Comment(tomlkit.items.Trivia(comment="#")))
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
