@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from peer.cli import cli
-from peer.cli.app import EXIT_CODES, common_options
+from peer.cli.app import CONTEXT, EXIT_CODES, common_options
 from peer.config import schema
 from peer.config.options import SECTIONS
 from peer.config.writer import spell
@@ -203,7 +203,7 @@ def walk() -> Iterator[tuple[str, click.Command, click.Context]]:
                 child = command.commands[name]
                 yield from below(child, click.Context(child, info_name=name, parent=context))
 
-    root = click.Context(cli, info_name="sotto")
+    root = click.Context(cli, info_name="sotto", **CONTEXT)
     for name in cli.list_commands(root):
         command = cli.commands[name]
         yield from below(command, click.Context(command, info_name=name, parent=root))

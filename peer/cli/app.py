@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections import UserDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -47,7 +47,7 @@ _OF_THE_MACHINE = frozenset(
 )
 """Refusals of the operating system that can occur anywhere and are nobody's bug."""
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 
 
 class SottoCommand(click.Command):
@@ -59,12 +59,8 @@ class SottoCommand(click.Command):
 
 
 class _Commands(UserDict[str, Any]):
-    """Commands by name. Each is imported when it is first asked for: a peer needs one of them and the memory of none of
-    the others."""
-
-    def declare(self, name: str, place: str) -> None:
-        """Say that a command is imported from `place`, a module below this package; "module.name" for another name."""
-        self.data[name] = place
+    """Commands by name, or where one is imported from when it is first asked for: a module below this package, or
+    "module.name" where the two have other names. A peer needs one of them and the memory of none of the others."""
 
     def __getitem__(self, name: str) -> click.Command:
         if isinstance(place := self.data[name], str):
@@ -82,9 +78,7 @@ class SottoGroup(click.Group):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        given, self._on_demand = self.commands, _Commands()
-        self.commands = self._on_demand
-        self.commands.update(given)
+        self.commands: MutableMapping[str, Any] = _Commands(self.commands)
         self.params.extend(common_options())
         self.sections: dict[str, list[str]] = {}
         """Names of commands under headings, in the order of the help text."""
@@ -101,7 +95,7 @@ class SottoGroup(click.Group):
         if (group := self._moved.get(cmd_name)) is None:
             return super().get_command(ctx, cmd_name)
         click.echo(f"sotto: {cmd_name} is `sotto {group.name} {cmd_name}` now; the old name works until 1.0", err=True)
-        return group.commands[cmd_name]
+        return group.get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -113,8 +107,7 @@ class SottoGroup(click.Group):
 
     def add_section(self, heading: str, commands: Mapping[str, str]) -> None:
         """Add commands that the help text lists under a heading of their own: name → where it is imported from."""
-        for name, place in commands.items():
-            self._on_demand.declare(name, place)
+        self.commands.update(commands)
         self.sections[heading] = list(commands)
 
     def add_group(self, heading: str, group: SottoGroup) -> None:
@@ -157,11 +150,8 @@ class SottoGroup(click.Group):
             click.echo("sotto: interrupted", err=True)
             sys.exit(INTERRUPTED)
         except SottoError as error:
-            if debug:
-                # Under --debug, too, a script and `sotto up` need the exit code.
-                _show_traceback(error)
-            else:
-                _show_notes(error)
+            # Under --debug, too, a script and `sotto up` need the exit code.
+            _show("".join(traceback.format_exception(error)) if debug else "\n".join(getattr(error, "__notes__", ())))
             bug = isinstance(error, LocalProtocolError)
             _complain(f"this is a bug: {error}{_HOW_TO_REPORT}" if bug else str(error))
             sys.exit(error.exit_code)
@@ -173,7 +163,7 @@ class SottoGroup(click.Group):
             sys.exit(error.exit_code)
         except Exception as error:  # The end of the process: whatever nobody caught is a bug, and told as one.
             if debug:
-                _show_traceback(error)
+                _show("".join(traceback.format_exception(error)))
             if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
                 where = f"{error.filename}: " if error.filename is not None else ""
                 _complain(f"{where}{error.strerror}; {remedy(error)}, and start again")
@@ -315,17 +305,11 @@ def _complain(text: str) -> None:
         click.echo(form.format(logging.makeLogRecord({"msg": " ".join(text.split())})), err=True)
 
 
-def _show_traceback(error: Exception) -> None:
-    lines = "".join(traceback.format_exception(error)).splitlines()
+def _show(text: str) -> None:
+    """Write a traceback or notes to stderr."""
     with suppress(OSError):
-        click.echo("\n".join(printable(line, None) for line in lines), err=True)
-
-
-def _show_notes(error: Exception) -> None:
-    lines = "\n".join(getattr(error, "__notes__", ())).splitlines()
-    with suppress(OSError):
-        if lines:
-            click.echo("\n".join(printable(line, None) for line in lines), err=True)
+        for line in text.splitlines():
+            click.echo(printable(line, None), err=True)
 
 
 def _usage_sentence(error: click.ClickException) -> str:

@@ -12,11 +12,10 @@ from peer.cli.options import json_option
 
 @click.command(cls=SottoCommand)
 @click.argument("model", metavar="MODEL")
-@click.option("-b", "--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Samples per batch.")
+@click.option("-b", "--batch", type=click.IntRange(min=1), default=32, help="Samples per batch.")
 @click.option(
     "--norm",
     default="range-evonorm",
-    show_default=True,
     metavar="NAME",
     help="Normalization layer, for models that have one.",
 )

@@ -135,7 +135,6 @@ def init(
     type=click.IntRange(1, 65535),
     metavar="PORT",
     default=7700,
-    show_default=True,
     help="Port, or the first of several.",
 )
 @click.option(
@@ -149,6 +148,7 @@ def init(
     type=click.IntRange(min=0),
     metavar="N",
     default=0,
+    show_default=False,
     help="Begin the run without the last N peers; each becomes a member when it is started.",
 )
 @click.option(
@@ -156,6 +156,7 @@ def init(
     type=click.IntRange(min=0),
     metavar="N",
     default=0,
+    show_default=False,
     help="Keep the last N peers free for devices that `sotto invite` admits; the run begins when all have come.",
 )
 @click.option("--days", type=DAYS, metavar="N", help="Days for which certificates are valid; by default two years.")

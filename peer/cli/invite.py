@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     "--count",
     type=click.IntRange(0, 64),
     default=1,
-    show_default=True,
     metavar="N",
     help="Number of devices to invite. 0: make no invitation, and answer those that are open.",
 )
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     "--port",
     type=click.IntRange(1, 65535),
     default=7710,
-    show_default=True,
     metavar="PORT",
     help="Port to listen on meanwhile.",
 )
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
     "--hours",
     type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     metavar="N",
     help="Validity of an invitation, 168 at most.",
 )

@@ -146,38 +146,34 @@ def script_options(command: Command) -> Command:
 
 
 shard_option = click.option(
-    "--shard", metavar="I/N", default="0/1", help="Only every N-th cell, beginning with number I, from 0 to N - 1."
+    "--shard",
+    metavar="I/N",
+    default="0/1",
+    show_default=False,
+    help="Only every N-th cell, beginning with number I, from 0 to N - 1.",
 )
 
 
 def computing_options(command: Command) -> Command:
     """Add the options that say where many simulations are computed (`peer.ops.executors`)."""
-    for option in reversed(
-        (
-            click.option(
-                "--workers",
-                type=click.IntRange(min=1),
-                default=1,
-                show_default=True,
-                metavar="N",
-                help="Compute in N processes of this machine.",
-            ),
-            click.option(
-                "--executor",
-                type=click.Choice(["local", "dask", "ray"]),
-                default="local",
-                show_default=True,
-                help="What computes: processes, or a cluster of Dask or Ray.",
-            ),
-            click.option(
-                "--address",
-                metavar="ADDRESS",
-                help="Address of the cluster; by default one of --workers processes is started on this machine.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+    command = click.option(
+        "--address",
+        metavar="ADDRESS",
+        help="Address of the cluster; by default one of --workers processes is started on this machine.",
+    )(command)
+    command = click.option(
+        "--executor",
+        type=click.Choice(["local", "dask", "ray"]),
+        default="local",
+        help="What computes: processes, or a cluster of Dask or Ray.",
+    )(command)
+    return click.option(
+        "--workers",
+        type=click.IntRange(min=1),
+        default=1,
+        metavar="N",
+        help="Compute in N processes of this machine.",
+    )(command)
 
 
 _SHORTHANDS: Mapping[str, tuple[str, type, str, str]] = {

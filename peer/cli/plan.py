@@ -48,14 +48,12 @@ DEFAULT_LATENCY_MS = 20.0
     "--step-seconds",
     metavar="S",
     default="measure",
-    show_default=True,
     help='Duration of a local step on the slowest device, or "measure": on this machine, with the data of the task.',
 )
 @click.option(
     "--processor",
     type=click.FloatRange(min=0.01),
     default=1.0,
-    show_default=True,
     metavar="FACTOR",
     help="How many times slower the slowest device computes messages than this machine.",
 )

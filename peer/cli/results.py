@@ -45,7 +45,6 @@ TOLERANCE = 1e-9
     "layout",
     type=click.Choice(["file", "huggingface"]),
     default="file",
-    show_default=True,
     help="A safetensors file, or a folder as on the Hugging Face Hub: with config.json and README.md.",
 )
 @click.option(
@@ -330,7 +329,6 @@ def _as_json(found: list[Contender], output: Path | None) -> dict[str, Any]:
     "--table",
     type=click.Choice(["rounds", "evaluations", "links", "consensus"]),
     default="rounds",
-    show_default=True,
     help="Which figures: of each round of each peer, of evaluations, of links, or of all models together.",
 )
 @json_option

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     "--latency-ms",
     type=click.FloatRange(min=0),
     default=0.0,
-    show_default=True,
     metavar="MS",
     help="One-way latency of each link.",
 )
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     "--step-ms",
     type=click.FloatRange(min=0),
     default=10.0,
-    show_default=True,
     metavar="MS",
     help="Duration of a local step on the virtual clock.",
 )
@@ -74,7 +72,6 @@ if TYPE_CHECKING:
     "--workers",
     type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     metavar="N",
     help="Let N processes compute; the results do not depend on N.",
 )

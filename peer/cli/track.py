@@ -37,7 +37,6 @@ _POLL_S = 1.0
     "--every",
     type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     metavar="N",
     help="Of the rounds, hand over every N-th; evaluations are handed over in any case.",
 )

@@ -41,7 +41,6 @@ runs_option = click.option(
     "--runs-dir",
     type=click.Path(path_type=Path),
     default=RUNS,
-    show_default=True,
     metavar="DIR",
     help="Folder that contains the run folders.",
 )

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     "--trials",
     type=click.IntRange(min=3),
     default=40,
-    show_default=True,
     metavar="N",
     help="Simulate at most this many runs; those of the first search are much shorter than the configured one.",
 )
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     "--budget-seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
-    show_default=True,
     metavar="S",
     help="Time to use: runs are shortened where it is short, and repeated with other seeds where some is left.",
 )
