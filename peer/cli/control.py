@@ -146,7 +146,7 @@ def leave(config_file: Path | None, as_json: bool) -> int:
       sotto admin leave --json
     """
     answers = call(config_file, None, False, "leave")
-    return _tell(answers, as_json, _leaves)
+    return _tell(answers, as_json, lambda a: [f"leaves before round {a['from']}; it is now in round {a['round']}"])
 
 
 @click.command(cls=SottoCommand)
@@ -250,10 +250,6 @@ def _tell(
             for line in [instead] if instead else lines(answer):
                 click.echo(f"{answer['name']}{'' if 'note' in answer else ':'} {line}")
     return exit_code(answers)
-
-
-def _leaves(answer: dict[str, Any]) -> list[str]:
-    return [f"leaves before round {answer['from']}; it is now in round {answer['round']}"]
 
 
 def _changes(answer: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from peer.cli.app import SottoCommand, SottoGroup, is_interactive, print_json, tell
+from peer.cli.app import SottoCommand, SottoGroup, is_interactive, tell
 from peer.cli.options import json_option
 
 
@@ -64,23 +64,20 @@ def fetch(name: str, output: Path | None, mirror: str | None, as_json: bool) -> 
     directory = output or Path("data") / name
     with _bars() as show:
         found = catalogue.fetch(name, directory, mirror=mirror, on_progress=show)
-    if as_json:
-        files = [
-            {"file": str(file.path), "bytes": file.size, "fetched_bytes": file.fetched, "sha256": file.sha256}
-            for file in found.files
-        ]
-        print_json({"name": name, "directory": str(directory), "files": files, "recorded": list(found.recorded)})
-        return
+    files, lines = [], []
     for file in found.files:
+        files.append({"file": str(file.path), "bytes": file.size, "fetched_bytes": file.fetched, "sha256": file.sha256})
         how = "fetched" if file.fetched else "verified"
-        click.echo(f"{how:<10} {file.path} ({file.size:,} bytes, SHA-256 {file.sha256[:16]}…)")
+        lines.append(f"{how:<10} {file.path} ({file.size:,} bytes, SHA-256 {file.sha256[:16]}…)")
     if found.recorded:
-        click.echo(f"recorded   checksums of {', '.join(found.recorded)} in {directory / catalogue.RECORD}")
+        lines.append(f"recorded   checksums of {', '.join(found.recorded)} in {directory / catalogue.RECORD}")
     known = catalogue.DATA_SETS[name]
     if known.option:
-        click.echo(f"use it with: --set training.task_options.{known.option}={found.files[0].path.absolute()}")
+        lines.append(f"use it with: --set training.task_options.{known.option}={found.files[0].path.absolute()}")
     else:
-        click.echo(f"use it with: --task {known.task} --set data.directory={directory}")
+        lines.append(f"use it with: --task {known.task} --set data.directory={directory}")
+    document = {"name": name, "directory": str(directory), "files": files, "recorded": list(found.recorded)}
+    tell(as_json, document, lines)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from peer.cli.app import SottoCommand, print_json
+from peer.cli.app import SottoCommand, print_json, tell
 from peer.cli.options import DAYS, PASSPHRASE, config_option, json_option, load_peer, own_file
 from peer.errors import ConfigError, PeerUnreachable, SecurityError, SottoError
 
@@ -69,19 +69,19 @@ def sign(
     if not yes and None in expected.values():
         _ask()
     done = enrollment.admit(directory, proposal, days=days, passphrase=passphrase)
-    if as_json:
-        print_json(_described(done, proposal))
-        return
-    click.echo(f"signed     {done.identity.name}, until {done.identity.not_after:%Y-%m-%d}")
     # The key that may lie beside them is the one that the device no longer has.
     files = f"{done.folder}/*.pem, and peer.toml if it has none," if done.known else f"{done.folder}/*"
-    click.echo(f"copy       {files} to the device, into the folder that holds its peer.key")
+    lines = [
+        f"signed     {done.identity.name}, until {done.identity.not_after:%Y-%m-%d}",
+        f"copy       {files} to the device, into the folder that holds its peer.key",
+    ]
     if not (done.folder / "peer.toml").exists():
-        click.echo(
+        lines.append(
             f"keep       the device's peer.toml, or copy another's and set peer.index = {done.index} and peer.listen"
         )
     if not done.known:
-        click.echo(f"new peer   index {done.index}; it joins when it is started: sotto run --config peer.toml")
+        lines.append(f"new peer   index {done.index}; it joins when it is started: sotto run --config peer.toml")
+    tell(as_json, _described(done, proposal), lines)
 
 
 def passphrase_of(directory: Path) -> bytes | None:
@@ -180,24 +180,17 @@ def revoke(directory: Path, name: str, keep_newest: bool, as_json: bool) -> int:
 
     revoked, pem = enrollment.revoke(directory, name, keep_newest=keep_newest, passphrase=passphrase_of(directory))
     told, failed = _tell(directory, name, pem)
-    if as_json:
-        print_json(
-            {
-                "revoked": [{"name": each.name, "certificate": each.thumbprint} for each in revoked],
-                "list": str(directory / enrollment.LIST_FILE),
-                "told": told,
-                "failed": failed,
-            }
-        )
-    else:
-        for each in revoked:
-            click.echo(f"revoked  {each.name}, certificate {each.thumbprint}")
-        for peer in told:
-            click.echo(f"informed {peer}")
-        for peer, why in failed.items():
-            click.echo(f"failed   {peer}: {why}")
-        if not told:
-            click.echo(f"no peer was informed; copy {directory / enrollment.LIST_FILE} beside the ca.pem of any peer")
+    document = {
+        "revoked": [{"name": each.name, "certificate": each.thumbprint} for each in revoked],
+        "list": str(directory / enrollment.LIST_FILE),
+        "told": told,
+        "failed": failed,
+    }
+    lines = [f"revoked  {each.name}, certificate {each.thumbprint}" for each in revoked]
+    lines += [f"informed {peer}" for peer in told] + [f"failed   {peer}: {why}" for peer, why in failed.items()]
+    if not told:
+        lines.append(f"no peer was informed; copy {directory / enrollment.LIST_FILE} beside the ca.pem of any peer")
+    tell(as_json, document, lines)
     return 0 if told else PeerUnreachable.exit_code
 
 
@@ -298,12 +291,10 @@ def audit(config_file: Path | None, chain: str | None, as_json: bool) -> None:
         raise StateError(
             f"{folder / FILE}: no entry has the chain {chain[:80]!r}: entries were removed or written anew"
         )
-    if as_json:
-        print_json(entries)
-        return
+    lines = []
     for entry in entries:
         details = {key: value for key, value in entry.items() if key not in ("number", "at", "what", "frame", "chain")}
         described = ", ".join(f"{key} {value}" for key, value in details.items())
-        click.echo(f"{entry['number']:>4}  {entry['at']}  {entry['what']:<8}  {described}")
+        lines.append(f"{entry['number']:>4}  {entry['at']}  {entry['what']:<8}  {described}")
     last = f"; the chain ends with {entries[-1]['chain']}" if entries else ""
-    click.echo(f"{len(entries)} entries, each follows from those before it{last}")
+    tell(as_json, entries, [*lines, f"{len(entries)} entries, each follows from those before it{last}"])

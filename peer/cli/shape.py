@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 UNSHAPED = "unshaped"
 
 interface_option = click.option(
-    "--interface", metavar="NAME", default="eth0", show_default=True, help="Network interface inside the containers."
+    "--interface", metavar="NAME", default="eth0", help="Network interface inside the containers."
 )
 
 
@@ -63,7 +64,6 @@ def list_profiles(as_json: bool) -> None:
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=4.0,
-    show_default=True,
     help="Duration of each transfer.",
 )
 @json_option
@@ -79,12 +79,12 @@ def measure(profiles: tuple[str, ...], seconds: float, as_json: bool) -> None:
       sudo sotto lab shape measure
       sudo sotto lab shape measure dsl 3g --seconds 2
     """
+    from peer.links import network
     from peer.links.measure import measure as measure_link
-    from peer.links.network import LinkNetwork
     from peer.links.profiles import PROFILES, find
 
     chosen = {name: find(name) for name in profiles or [name for name in PROFILES if name != UNSHAPED]}
-    _require_links()
+    _require(network.missing)
     if not as_json:
         click.echo(
             f"{'profile':26}{'':6}{'requested':>12}{'goodput':>12}{'':8}"
@@ -92,9 +92,9 @@ def measure(profiles: tuple[str, ...], seconds: float, as_json: bool) -> None:
         )
     rows, right = [], True
     for name, profile in chosen.items():
-        with LinkNetwork([profile, profile]) as network:
+        with network.LinkNetwork([profile, profile]) as links:
             for pair in ((0, 1), (1, 0)) if profile.up_kbit != profile.down_kbit else ((0, 1),):
-                found = measure_link(network, *pair, seconds=seconds)
+                found = measure_link(links, *pair, seconds=seconds)
                 right &= found.is_right
                 rows.append({"profile": name, **asdict(found), "is_right": found.is_right})
                 if not as_json:
@@ -128,16 +128,17 @@ def up(profile: str, containers: tuple[str, ...], devices: int | None, interface
       sudo sotto lab shape up 3g site-peer-1 site-peer-2
     """
     from peer.links import containers as running
+    from peer.links import network, tc
     from peer.links.profiles import find
 
     found = find(profile)
     if bool(containers) == (devices is not None):
         raise click.UsageError("Give either containers or --devices N.")
     if devices is not None:
-        _require_links()
+        _require(network.missing)
         _lend_devices(found, devices, as_json)
         return
-    _require_tc()
+    _require(tc.missing)
     rows = []
     for container in containers:
         remark = running.shape(running.process_of(container), interface, found)
@@ -164,30 +165,19 @@ def down(containers: tuple[str, ...], interface: str, as_json: bool) -> None:
       sudo sotto lab shape down
     """
     from peer.links import containers as running
-    from peer.links.network import clean
+    from peer.links import network, tc
 
-    _require_tc()
+    _require(tc.missing)
     for container in containers:
         running.release(running.process_of(container), interface)
-    removed = [] if containers else clean()
-    if as_json:
-        print_json({"released": list(containers), "removed": removed})
-    elif containers:
-        click.echo(f"released {len(containers)} containers")
-    else:
-        click.echo(f"removed {len(removed)} namespaces" if removed else "nothing to remove")
+    removed = [] if containers else network.clean()
+    line = f"removed {len(removed)} namespaces" if removed else "nothing to remove"
+    line = f"released {len(containers)} containers" if containers else line
+    tell(as_json, {"released": list(containers), "removed": removed}, [line])
 
 
-def _require_tc() -> None:
-    from peer.links import tc
-
-    if (reason := tc.missing()) is not None:
-        raise LinkError(reason)
-
-
-def _require_links() -> None:
-    from peer.links.network import missing
-
+def _require(missing: Callable[[], str | None]) -> None:
+    """Raise LinkError if something is missing here, which is named in a sentence."""
     if (reason := missing()) is not None:
         raise LinkError(reason)
 
