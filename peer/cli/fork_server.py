@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from peer.files import open_own
@@ -30,19 +29,11 @@ with quick_imports():
     from peer.daemon import process  # noqa: F401 - likewise
 
 
-@dataclass(frozen=True)
-class Start:
-    """The start of one peer's process."""
-
-    arguments: list[str]
-    """Arguments of the command `sotto`."""
-    log: Path
-
-
-def serve(requests: socket.socket) -> Start | None:
+def serve(requests: socket.socket) -> tuple[list[str], Path] | None:
     """Fork a process whenever asked for one, and report how each ended, until the other end closes.
 
-    Returns twice and more: in every forked process with what it is to do, and at last here with None.
+    Returns twice and more: in every forked process with the arguments of its command `sotto` and its log, and at last
+    here with None.
     """
     woken, wake = os.pipe()
     for end in (woken, wake):
@@ -80,7 +71,7 @@ def serve(requests: socket.socket) -> Start | None:
                 requests.close()
                 os.close(woken)
                 os.close(wake)
-                return Start(request["arguments"], Path(request["log"]))
+                return request["arguments"], Path(request["log"])
             _send(requests, process=number, pid=running[number])
 
 
@@ -121,11 +112,12 @@ def main() -> None:
     if start is None:
         return
     os.setsid()
-    log = open_own(Path(start.log), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    arguments, path = start
+    log = open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    sys.argv = ["sotto", *start.arguments]
+    sys.argv = ["sotto", *arguments]
     set_command_line(sys.argv)
     cli.main()
 

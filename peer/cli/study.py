@@ -127,12 +127,10 @@ def run(
       sotto lab study run race-proxy --curves --data cifar-10-batches-bin
       sudo sotto lab study run mine.toml --shard 0/4 --out part-0
     """
-    from peer.lab.study.study import find_study, read_plan
     from peer.links import network
     from peer.ops.executors import Shard
 
-    plan, part = read_plan(find_study(name)), Shard.parse(shard)
-    folder = folder or RUNS / plan.name
+    (plan, folder), part = _read(name, folder), Shard.parse(shard)
     found = _open(plan, folder, packages, data)
     if not only_curves and (reason := network.missing()) is not None:
         raise LinkError(f"{reason}; nothing was run")
@@ -162,10 +160,7 @@ def report(name: str, folder: Path | None, sizes: tuple[int, ...], as_json: bool
       sotto lab study report moniqua
       sotto lab study report mine.toml --out runs/mine --peers 64 --peers 1024
     """
-    from peer.lab.study.study import find_study, read_plan
-
-    plan = read_plan(find_study(name))
-    folder = folder or RUNS / plan.name
+    plan, folder = _read(name, folder)
     if not (folder / "cells").is_dir() and not (folder / "curves").is_dir():
         raise SottoError(f"{folder} contains no cells of a study; `sotto lab study run {name}` measures them")
     _write_report(_open(plan, folder), sizes, as_json)
@@ -187,12 +182,17 @@ def merge(name: str, folders: tuple[Path, ...], folder: Path | None, sizes: tupl
     Examples:
       sotto lab study merge mine.toml part-0 part-1
     """
+    found = _open(*_read(name, folder))
+    found.merge(folders)
+    _write_report(found, sizes, as_json)
+
+
+def _read(name: str, folder: Path | None) -> tuple[Study, Path]:
+    """Return the study of that name, and the folder of its results."""
     from peer.lab.study.study import find_study, read_plan
 
     plan = read_plan(find_study(name))
-    found = _open(plan, folder or RUNS / plan.name)
-    found.merge(folders)
-    _write_report(found, sizes, as_json)
+    return plan, folder or RUNS / plan.name
 
 
 def _open(plan: Study, folder: Path, packages: Path | None = None, data: Path | None = None) -> StudyFolder:
