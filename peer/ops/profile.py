@@ -29,22 +29,11 @@ from peer.compress.layout import Layout
 from peer.config.precision_choice import PRECISIONS, Precision
 from peer.errors import ConfigError, SottoError
 from peer.random import PeerDraws
+from peer.train import models
 from peer.train.bfloat16 import compute_in_bfloat16_
 from peer.train.full_precision.norms import NORMS, Norm
 from peer.train.full_precision.text_layers import Attention
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
-from peer.train.models import (
-    distilbert,
-    logistic,
-    mlp,
-    mobilenetv2,
-    resnet18,
-    resnet20,
-    resnet54,
-    resnet110,
-    vgg11,
-    vgg16,
-)
 from peer.train.threads import use_one_thread
 from peer.wire import Message, MessageKind, encode
 
@@ -128,17 +117,9 @@ COMPRESSORS: Mapping[str, tuple[Literal["weights", "step"], Mapping[str, object]
 }
 """Data sent, and their compressor. The paper's fourfold saving in communication is that of the 8-bit codes."""
 
-_IMAGE_MODELS: Mapping[str, Callable[..., nn.Module]] = {
-    "resnet20": resnet20,
-    "resnet54": resnet54,
-    "resnet110": resnet110,
-    "resnet18": resnet18,
-    "mobilenetv2": mobilenetv2,
-    "vgg11": vgg11,
-    "vgg16": vgg16,
-}
 _SIZED = ("resnet18", "mobilenetv2", "vgg11", "vgg16")
 _NORMED = ("resnet20", "resnet54", "resnet110", "resnet18", "mobilenetv2")
+_IMAGE_MODELS = (*_NORMED, "vgg11", "vgg16")
 MODELS = ("logistic", "mlp", *_IMAGE_MODELS, "distilbert")
 
 
@@ -170,17 +151,17 @@ def check(workload: Workload) -> None:
 def make_model(workload: Workload, layers: Layers) -> nn.Module:
     """Return a new model in training mode."""
     if workload.model == "logistic":
-        return logistic(784, CLASSES, layers)
+        return models.logistic(784, CLASSES, layers)
     if workload.model == "mlp":
-        return mlp((784, 512, 512, CLASSES), layers)
+        return models.mlp((784, 512, 512, CLASSES), layers)
     if workload.model == "distilbert":
-        return distilbert(CLASSES, layers=layers)
+        return models.distilbert(CLASSES, layers=layers)
     options: dict[str, object] = {"layers": layers}
     if workload.model in _NORMED:
         options["norm"] = workload.norm
     if workload.model in _SIZED:
         options["image_size"] = workload.size
-    return _IMAGE_MODELS[workload.model](CLASSES, **options)
+    return models.MODELS[workload.model](CLASSES, **options)
 
 
 def make_inputs(workload: Workload) -> torch.Tensor:
