@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
@@ -49,6 +50,15 @@ class PrecisionChoice:
                 raise ValueError("a step takes a positive number of seconds")
             step_s[_known(name)] = seconds
         return cls(_known(tree.get("precision")), step_s)
+
+
+def readable_choices(documents: Mapping[str, object]) -> dict[str, PrecisionChoice]:
+    """Return name of a device → its choice, of those whose document is one."""
+    found = {}
+    for name, tree in documents.items():
+        with contextlib.suppress(ValueError):
+            found[name] = PrecisionChoice.of_document(tree)
+    return found
 
 
 def _known(name: object) -> Precision:

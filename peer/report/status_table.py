@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.config.precision_choice import PrecisionChoice
+from peer.config.precision_choice import readable_choices
 from peer.ops.releases import mixed, versions_of
 from peer.ops.standing import OWN_FOLDER
 from peer.records import ACCURACY
@@ -83,13 +82,8 @@ def _private(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
 
 def _precisions(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
     """Return a line for each peer that chose its precision."""
-    lines = []
-    for answer in answers:
-        if answer.get("precision"):
-            with contextlib.suppress(ValueError):
-                choice = PrecisionChoice.of_document(answer["precision"])
-                lines.append(Text(f"{_name(answer)} trains in {choice.sentence}", style="dim"))
-    return lines
+    chosen = readable_choices({_name(each): each["precision"] for each in answers if each.get("precision")})
+    return [Text(f"{name} trains in {choice.sentence}", style="dim") for name, choice in chosen.items()]
 
 
 def _expiring(answers: Sequence[Mapping[str, Any]]) -> list[Text]:

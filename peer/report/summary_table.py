@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.config.precision_choice import PrecisionChoice
+from peer.config.precision_choice import readable_choices
 from peer.records import ACCURACY, Criterion
 from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times
 from peer.report.whole_models import WHOLE_MODELS, reduction
@@ -52,7 +51,7 @@ def summary_table(summary: Summary) -> RenderableType:
 def precision_name(summary: Summary) -> str:
     """Return the arithmetic in which the peers trained, in words."""
     name = _PRECISIONS.get(summary.precision, _FULL_PRECISION)
-    counts = Counter(choice.precision for choice in _choices(summary).values())
+    counts = Counter(choice.precision for choice in readable_choices(summary.chosen_precisions).values())
     if len(counts) < 2:
         return f"{name}, the fastest here" if counts else name
     each = [f"{_PRECISIONS.get(precision, _FULL_PRECISION)} on {number}" for precision, number in counts.most_common()]
@@ -61,15 +60,7 @@ def precision_name(summary: Summary) -> str:
 
 def chosen_precisions(summary: Summary) -> list[str]:
     """Return a sentence for each peer, or one for all of them, where precisions were chosen by measurement."""
-    return [f"{name} in {choice.sentence}" for name, choice in _choices(summary).items()]
-
-
-def _choices(summary: Summary) -> dict[str, PrecisionChoice]:
-    found = {}
-    for name, tree in summary.chosen_precisions.items():
-        with contextlib.suppress(ValueError):
-            found[name] = PrecisionChoice.of_document(tree)
-    return found
+    return [f"{name} in {choice.sentence}" for name, choice in readable_choices(summary.chosen_precisions).items()]
 
 
 def _figures(summary: Summary, criterion: Criterion) -> Table:
@@ -87,7 +78,9 @@ def _figures(summary: Summary, criterion: Criterion) -> Table:
     elif figures:
         margin = summary.margin(criterion)
         if margin is not None:
-            mean = f"{figure(criterion, statistics.mean(figures))} ± {_margin(criterion, margin)}"
+            # In the unit of the figure before it: percentage points of an accuracy.
+            within = f"{100 * margin:.1f}" if criterion == ACCURACY else significant(margin)
+            mean = f"{figure(criterion, statistics.mean(figures))} ± {within}"
             table.add_row(f"mean, from {len(figures)} of {summary.num_peers:,}", mean)
         table.add_row("median peer", figure(criterion, ordered[len(ordered) // 2]))
         table.add_row("best peer", figure(criterion, ordered[-1]))
@@ -116,11 +109,6 @@ def _add_comparison(
             table.add_row(label, figure(criterion, value), style=style)
     if worst is not None and single is not None:
         table.add_row("worst − one process", difference(criterion, worst - single).replace("points", "pts"))
-
-
-def _margin(criterion: Criterion, margin: float) -> str:
-    """Return a margin in the unit of the figure before it: percentage points of an accuracy."""
-    return f"{100 * margin:.1f}" if criterion == ACCURACY else significant(margin)
 
 
 def _traffic(summary: Summary) -> Table:
