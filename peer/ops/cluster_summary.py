@@ -8,14 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from peer.config.options import Config
-from peer.config.precision_choice import FASTEST, PrecisionChoice
+from peer.config.precision_choice import FASTEST, PrecisionChoice, readable_choices
 from peer.errors import SottoError, StateError
 from peer.ops import standing
 from peer.ops.collect import Member, criteria_of
 from peer.records import ACCURACY, Better
 from peer.run.plan import algorithm_spec, build_compressor, build_schedule, describe_compressor
 from peer.run.summary import note_precisions, sum_up
-from peer.state.disk import writing
 from peer.state.metrics import MetricsStore, Summary, measured
 
 
@@ -23,8 +22,8 @@ def write_cluster_summary(directory: Path, members: Sequence[Member]) -> Summary
     """Write summary.json from the run's figures here, and return it. Nobody has all models: figures that need them are
     left open. Raises StateError if no peer has recorded a round, or the file cannot be written."""
     config, base = members[0].config, members[0].base
-    absent = missing(members)
-    stores = _stores(members)
+    absent = [sentence for member in members if (sentence := _missing(member))]
+    stores = [MetricsStore(file, read_only=True) for member in members if (file := member.metrics) is not None]
     try:
         rounds = [row for store in stores for row in store.rounds()]
         if not rounds:
@@ -59,20 +58,15 @@ def write_cluster_summary(directory: Path, members: Sequence[Member]) -> Summary
         sum_up(summary, stores)
         summary.seconds = summary.training_seconds
         summary.ended = _ended(members)
-        with writing("summary.json"):
-            summary.save(directory / "summary.json")
+        summary.save(directory / "summary.json")
         return summary
     finally:
         for store in stores:
             store.close()
 
 
-def missing(members: Sequence[Member]) -> list[str]:
-    """Return sentences about the peers whose figures are not, or not all, here."""
-    return [sentence for member in members if (sentence := _missing(member))]
-
-
 def _missing(member: Member) -> str:
+    """Return a sentence about a peer whose figures are not, or not all, here; empty if they are."""
     done = member.recorded
     has = f"The figures of its first {done} rounds are here." if done else "None of its figures are here."
     if member.answer is not None:
@@ -109,12 +103,9 @@ def _chosen_precisions(directory: Path, members: Sequence[Member]) -> dict[str, 
     earlier: Mapping[str, object] = {}
     with contextlib.suppress(OSError, StateError):
         earlier = dict(Summary.load(directory / "summary.json").chosen_precisions)
-    found = {}
-    for member in members:
-        said = (member.answer or {}).get("precision") or earlier.get(member.name)
-        with contextlib.suppress(ValueError):
-            found[member.name] = PrecisionChoice.of_document(said)
-    return found
+    return readable_choices(
+        {member.name: (member.answer or {}).get("precision") or earlier.get(member.name) for member in members}
+    )
 
 
 def _graph_name(config: Config, base: Path) -> str:
@@ -122,10 +113,6 @@ def _graph_name(config: Config, base: Path) -> str:
         return build_schedule(config, base, config.num_members(config.num_listed)).name
     except SottoError:
         return str(config.graph.kind)  # Such as a graph in a file that is on the devices only.
-
-
-def _stores(members: Sequence[Member]) -> list[MetricsStore]:
-    return [MetricsStore(file, read_only=True) for member in members if (file := member.metrics) is not None]
 
 
 def _names(members: Sequence[Member]) -> list[str]:

@@ -58,7 +58,7 @@ from peer.run.summary import (
 from peer.state.checkpoints import StoredArrays, checkpoint_round, find_checkpoints, load_checkpoint
 from peer.state.disk import RealDisk, private_files, writing
 from peer.state.kept_file import CHOSEN_PRECISION
-from peer.state.metrics import LinkRecord, MetricsStore, Summary
+from peer.state.metrics import MetricsStore, Summary
 from peer.train.local_step import Trainer
 from peer.train.threads import use_one_thread
 
@@ -204,13 +204,13 @@ class Cluster:
             self.processes.append(process)
         return process
 
-    def stop(self, *, grace_s: float = _STOP_S) -> None:
+    def stop(self) -> None:
         """Ask every peer that still runs to finish its round and save; kill those that do not in time. Closes the fork
         server."""
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + grace_s
+        deadline = time.monotonic() + _STOP_S
         for process in self.processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -321,10 +321,6 @@ class Cluster:
         put_back(self.state_folders, round_)
         return round_
 
-    def links(self) -> list[LinkRecord]:
-        """Return the totals of all links."""
-        return [record for store in self._stores if store is not None for record in store.links()]
-
     def close(self) -> None:
         """Close the metrics files and the fork server, when the peers have ended."""
         self._close_fork_server()
@@ -393,7 +389,8 @@ class Cluster:
             self.criterion = own[-1].compared_by(self.criteria)
         links = store.links()
         neighbors = {link.neighbor for link in links}
-        if self._members_never_change:
+        if tuple(self.numbers) == self.setup.first_members and not self._leaving:
+            # Members never change.
             neighbors = {*schedule.all_receivers(number), *schedule.all_senders(number)}
         running = index < len(self.processes) and self.processes[index].poll() is None
         sockets = [link.socket_bytes for link in links]
@@ -437,10 +434,6 @@ class Cluster:
             self.evaluate(done, [(vector[:-1].astype(np.float32), float(vector[-1])) for vector in stacked])
             for path in paths:
                 path.unlink()
-
-    @property
-    def _members_never_change(self) -> bool:
-        return tuple(self.numbers) == self.setup.first_members and not self._leaving
 
     def _members_after(self, done: int) -> list[int] | None:
         """Return the positions of those who are members after `done` rounds; None while that is not known."""
@@ -524,8 +517,7 @@ def up(
         summary.num_peers = len(summary.members)
         # What the file says of the end holds no longer.
         summary.ended = ""
-        with writing("summary.json"):
-            summary.save(directory / "summary.json")
+        summary.save(directory / "summary.json")
     ended: str = "completed"
     failure: SottoError | None = None
     try:
@@ -579,8 +571,7 @@ def up(
         if config.training.precision == FASTEST:
             note_precisions(summary, cluster.chosen_precisions())
         finish_summary(summary, cluster.stores(), cluster.setup)
-        with writing("summary.json"):
-            summary.save(directory / "summary.json")
+        summary.save(directory / "summary.json")
         if ended == "completed" and baseline and cluster.trainer is not None:
             tell = partial(show, ONE_PROCESS, cluster.poll())
             compare_with_single_process(summary, cluster.setup, directory, tell, stop)

@@ -21,7 +21,6 @@ from peer.run.machine import machine_facts
 from peer.run.plan import describe_messages
 from peer.run.setup import RunSetup
 from peer.state.checkpoints import StoredVector
-from peer.state.disk import writing
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary, measured
 from peer.train.baseline import single_process
 from peer.train.evaluation import Evaluation
@@ -211,8 +210,7 @@ def compare_with_single_process(
         summary.single_process_accuracy = found.accuracy if ACCURACY.name in summary.criteria else None
         summary.single_process_metrics = dict(found.metrics)
         if directory is not None:
-            with writing("summary.json"):
-                summary.save(directory / "summary.json")
+            summary.save(directory / "summary.json")
 
 
 def train_single_process(setup: RunSetup, tell: Callable[[], None] = lambda: None) -> Evaluation:

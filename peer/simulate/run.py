@@ -151,8 +151,7 @@ def run_to_the_end(
         finish_summary(summary, [metrics], simulator.setup)
         summary.is_sample = simulator.num_peers > MODELS_EVALUATED_MAX
         if directory is not None:
-            with writing("summary.json"):
-                summary.save(directory / "summary.json")
+            summary.save(directory / "summary.json")
 
 
 def _simulator(

@@ -23,7 +23,7 @@ from peer.errors import RemoteProtocolError, StateError
 from peer.files import open_own, write_whole
 from peer.foreign_values import parse_json
 from peer.records import ACCURACY, Better, Criterion, RoundRecord
-from peer.state.disk import cannot_be_written
+from peer.state.disk import cannot_be_written, writing
 from peer.state.foreign_files import read_as
 
 
@@ -284,8 +284,9 @@ class Summary:
             self.started_at, self.commands = earlier.started_at, [*earlier.commands, *self.commands]
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
-        write_whole(path, json.dumps(self.document(), indent=2) + "\n")
+        """Write as JSON. Raises StateError."""
+        with writing(path.name):
+            write_whole(path, json.dumps(self.document(), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Summary:

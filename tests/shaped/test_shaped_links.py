@@ -104,7 +104,7 @@ def run_shaped(config: Config, directory: Path, *, num_peers: int, rate_kbit: fl
                     cluster.poll()
                     time.sleep(SAMPLE_S)
                 cluster.evaluate(config.run.rounds, cluster.final_states())
-                for record in cluster.links():
+                for record in (link for store in cluster.stores()[1:] for link in store.links()):
                     interfaces[record.peer].records.append(record)
                 fractions = [[float(row.fraction or 0.0) for row in store.rounds()] for store in cluster.stores()[1:]]
                 logs = [(file.parent / "log.txt").read_text() for file in cluster.peer_files]
