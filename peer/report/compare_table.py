@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from rich import box
@@ -58,10 +59,7 @@ def compare_table(found: Sequence[Contender]) -> RenderableType:
 def result_tables(found: Sequence[Contender]) -> list[tuple[str, Rows]]:
     """Return (name, rows) of the tables with the figures at the end, one row for each contender."""
     criterion = criterion_of(found)
-
-    def write(value: float) -> str:
-        return figure(criterion, value)
-
+    write = partial(figure, criterion)
     quality: list[_Column] = [
         ("seeds", lambda each: str(len(each.runs))),
         ("worst peer", lambda each: _written(each, lambda s: s.worst(criterion), write)),
@@ -73,7 +71,7 @@ def result_tables(found: Sequence[Contender]) -> list[tuple[str, Rows]]:
         ("saved", lambda each: _written(each, lambda s: reduction(s, s.payload_bytes), times)),
         ("network", lambda each: _written(each, lambda s: s.socket_bytes, size)),
         ("time", lambda each: _written(each, lambda s: s.training_seconds or None, duration) + _clock(each)),
-        ("a round", lambda each: _written(each, lambda s: 1000 * s.seconds_per_round or None, _milliseconds)),
+        ("a round", lambda each: _written(each, lambda s: 1000 * s.seconds_per_round or None, "{:.1f} ms".format)),
     ]
     return [(criterion.name, _rows(found, quality)), ("cost", _rows(found, cost))]
 
@@ -89,10 +87,6 @@ def _rows(found: Sequence[Contender], columns: Sequence[_Column]) -> Rows:
 
 def _clock(each: Contender) -> str:
     return " virtual" if any(run.summary is not None and run.summary.simulated for run in each.runs) else ""
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:.1f} ms"
 
 
 def target_rows(reached: Target) -> Rows:

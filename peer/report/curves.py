@@ -155,21 +155,18 @@ def health_charts(data: RunData) -> list[Chart]:
         if len(values) == 1:
             charts.append(Chart(title, None, f"{title} was {significant(values.pop())} throughout."))
             continue
-        lines = _peer_lines(data, reading, rounds, legend="each peer")
-        lines += _mean_and_worst(data, reading, rounds)
-        charts.append(line_chart(title, lines, rounds.axis, Axis(label=title, log=log)))
-    charts.append(_bits_chart(data, rounds))
+        charts.append(_each_peer(data, title, reading, rounds, Axis(label=title, log=log)))
+    bound = _over_peers(data, lambda r: r.entropy_bits / r.values if r.values and r.entropy_bits else None)
+    least = Line(label="entropy bound", points=smooth(bound, MOST_POINTS), style="bound")
+    charts.append(_each_peer(data, "Bits a parameter", _bits, rounds, Axis(label="bits", low=0.0), least))
     for title, reading in _CHOSEN:
         # Of interest only where a bandwidth budget chose it.
         if len(_values(data, reading)) > 1:
-            lines = _peer_lines(data, reading, rounds, legend="each peer")
-            lines += _mean_and_worst(data, reading, rounds)
-            charts.append(line_chart(title, lines, rounds.axis, Axis(label=title, low=0.0)))
+            charts.append(_each_peer(data, title, reading, rounds, Axis(label=title, low=0.0)))
     if any(record.staleness is not None for record in data.rounds):
         # Only the peers of asynchronous runs have one.
-        lines = _peer_lines(data, _staleness, rounds, legend="each peer") + _mean_and_worst(data, _staleness, rounds)
         axis = Axis(label="exchanges between read and step", low=0.0)
-        charts.append(line_chart("Staleness", lines, rounds.axis, axis))
+        charts.append(_each_peer(data, "Staleness", lambda record: record.staleness, rounds, axis))
     return charts
 
 
@@ -186,13 +183,10 @@ _CHOSEN: tuple[tuple[str, Reading], ...] = (
 )
 
 
-def _bits_chart(data: RunData, rounds: Against) -> Chart:
-    lines = _peer_lines(data, _bits, rounds, legend="each peer")
-    lines += _mean_and_worst(data, _bits, rounds)
-    bound = _over_peers(data, lambda r: r.entropy_bits / r.values if r.values and r.entropy_bits else None, mean)
-    lines.append(Line(label="entropy bound", points=smooth(bound, MOST_POINTS), style="bound"))
-    axis = Axis(label="bits", low=0.0)
-    return line_chart("Bits a parameter", lines, rounds.axis, axis)
+def _each_peer(data: RunData, title: str, reading: Reading, rounds: Against, axis: Axis, *others: Line) -> Chart:
+    """Return the chart of a figure by round: that of each peer, their mean, and other lines."""
+    lines = _peer_lines(data, reading, rounds, legend="each peer") + _mean_and_worst(data, reading, rounds)
+    return line_chart(title, [*lines, *others], rounds.axis, axis)
 
 
 def _values(data: RunData, reading: Reading) -> set[float]:
@@ -202,10 +196,6 @@ def _values(data: RunData, reading: Reading) -> set[float]:
 
 def _loss(record: RoundRecord) -> float | None:
     return record.loss
-
-
-def _staleness(record: RoundRecord) -> float | None:
-    return record.staleness
 
 
 def _bits(record: RoundRecord) -> float | None:
@@ -253,15 +243,14 @@ def _smooth_peer(data: RunData, peer: int, reading: Reading, most: int) -> list[
     return [(int(done), value) for done, value in smooth(points, most)]
 
 
-def _over_peers(
-    data: RunData, reading: Reading, combine: Callable[[Sequence[float]], float]
-) -> list[tuple[int, float]]:
+def _over_peers(data: RunData, reading: Reading) -> list[tuple[int, float]]:
+    """Return (completed rounds, mean of the peers)."""
     values: dict[int, list[float]] = {}
     for record in data.rounds:
         value = reading(record)
         if value is not None:
             values.setdefault(record.round + 1, []).append(value)
-    return [(done, combine(values[done])) for done in sorted(values)]
+    return [(done, mean(values[done])) for done in sorted(values)]
 
 
 def _at(measure: Against, peer: int | None, points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:

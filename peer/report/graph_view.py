@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peer.gossip.mixing_matrix import MixingMatrix
-from peer.gossip.spectrum import Contraction
 from peer.gossip.topology import Schedule
 from peer.report.page import fill
 
@@ -48,7 +47,7 @@ def text(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
     for number, matrix in enumerate(schedule.matrices[:MAX_PANELS]):
         lines.append("")
         if schedule.is_time_varying:
-            lines.append(_turn(schedule, number))
+            lines.append(f"{_turn(schedule, number)}, then every {schedule.cycle_rounds} rounds")
         lines += _receiver_lines(matrix, names)
     if len(schedule.matrices) > MAX_PANELS:
         lines += ["", f"… and {len(schedule.matrices) - MAX_PANELS} more graphs"]
@@ -82,12 +81,15 @@ def title(schedule: Schedule) -> str:
 
 def properties(schedule: Schedule) -> list[tuple[str, str]]:
     """Return (label, value) of each property that theory or a budget needs."""
+    how = schedule.contraction.method.value
+    if (residual := schedule.contraction.residual) is not None:
+        how = f"{how}, at most; residual {residual:.1g}"
     facts = [
         ("strongly connected", _connection(schedule)),
         ("column stochastic", "yes"),  # A schedule refuses every other matrix.
         ("doubly stochastic", _yes(schedule.is_doubly_stochastic)),
         ("symmetric", _yes(schedule.is_symmetric)),
-        ("spectral gap", f"{_number(schedule.spectral_gap)} ({_how(schedule.contraction)})"),
+        ("spectral gap", f"{_number(schedule.spectral_gap)} ({how})"),
     ]
     if schedule.is_symmetric:
         facts.append(("smallest eigenvalue", _number(schedule.smallest_slack_eigenvalue())))
@@ -118,13 +120,6 @@ def _connection(schedule: Schedule) -> str:
     return _yes(schedule.is_strongly_connected)
 
 
-def _how(found: Contraction) -> str:
-    """Return the method that found ρ, and its accuracy where known."""
-    if found.residual is None:
-        return found.method.value
-    return f"{found.method.value}, at most; residual {found.residual:.1g}"
-
-
 def _diameter(schedule: Schedule) -> str:
     if schedule.diameter is None:
         return "none"
@@ -149,10 +144,10 @@ def _weight(value: float) -> str:
 
 
 def _turn(schedule: Schedule, number: int) -> str:
+    """Return the first rounds of a graph of a schedule."""
     first = number * schedule.period_rounds
     last = first + schedule.period_rounds - 1
-    rounds = f"round {first}" if first == last else f"rounds {first} to {last}"
-    return f"{rounds}, then every {schedule.cycle_rounds} rounds"
+    return f"round {first}" if first == last else f"rounds {first} to {last}"
 
 
 def _receiver_lines(matrix: MixingMatrix, names: Sequence[str] | None) -> list[str]:
@@ -224,11 +219,7 @@ def _panel(schedule: Schedule, number: int, matrix: MixingMatrix, names: Sequenc
     for peer, (at, angle) in enumerate(zip(centres, angles, strict=True)):
         name_at = at[0] + (radius + 14) * math.cos(angle), at[1] + (radius + 12) * math.sin(angle) + 4
         peers.append(_Peer(at, str(peer), names[peer] if names and n <= 24 else "", name_at))
-    caption = ""
-    if schedule.is_time_varying:
-        first = number * schedule.period_rounds
-        last = first + schedule.period_rounds - 1
-        caption = f"round {first}" if first == last else f"rounds {first} to {last}"
+    caption = _turn(schedule, number) if schedule.is_time_varying else ""
     if matrix.num_edges > MAX_DRAWN_EDGES:
         return _Panel(side, radius, peers, [], f"{matrix.num_edges:,} edges, too many to draw. {caption}".strip())
 

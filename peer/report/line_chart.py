@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from peer.report.blocks import Block
-from peer.report.numbers import short, short_duration, short_size, whole
+from peer.report.numbers import short, short_duration, short_size
 
 _TICKS = 5
 
@@ -23,7 +23,7 @@ Unit: TypeAlias = Literal["number", "count", "percent", "bytes", "seconds"]
 
 _WRITE: Mapping[Unit, Callable[[float], str]] = {
     "number": short,
-    "count": whole,
+    "count": "{:,.0f}".format,
     "percent": lambda value: f"{100 * value:.0f} %",
     "bytes": short_size,
     "seconds": short_duration,
@@ -58,11 +58,6 @@ class Axis:
     def write(self, value: float) -> str:
         """Return a value as written at its tick."""
         return _WRITE[self.unit](value)
-
-    @property
-    def whole(self) -> bool:
-        """Whether there are only whole numbers."""
-        return self.unit == "count"
 
 
 @dataclass(frozen=True)
@@ -215,7 +210,7 @@ def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> _Sc
 def _drawn(axis: Axis, to_place: _Scale) -> DrawnAxis:
     kind = "log" if to_place.log else "linear"
     limits = f"{axis.unit} {kind} {to_place.low!r} {to_place.high!r} {to_place.start} {to_place.end} {axis.label}"
-    values = ticks(to_place.low, to_place.high, log=axis.log, whole=axis.whole)
+    values = ticks(to_place.low, to_place.high, log=axis.log, whole=axis.unit == "count")
     return DrawnAxis(axis.label, limits, [(f"{to_place(value):.1f}", axis.write(value)) for value in values])
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -82,9 +81,7 @@ class LineView:
         self._telling.enter_context(telling(self._repeat, every_s=_LOOK_EVERY_S))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._telling.close()
         if self._last is not None and self._last is not self._shown:
             self._print(self._last)

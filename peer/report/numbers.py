@@ -18,18 +18,13 @@ def figure(criterion: Criterion, value: float | None) -> str:
 def difference(criterion: Criterion, value: float) -> str:
     """Return the difference of two figures with its sign: "−2.5 points" of accuracies, "−0.0120" of others."""
     if criterion == ACCURACY:
-        return f"{points(value)} points"
+        return f"{100 * value:+.1f} points".replace("-", "−")
     return f"{'−' if value < 0 else '+'}{significant(abs(value))}"
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
     """Return 0.9512 as "95.1 %"."""
     return MISSING if fraction is None else f"{100 * fraction:.{digits}f} %"
-
-
-def points(difference: float) -> str:
-    """Return a difference of two fractions in percentage points, with its sign: "−2.5"."""
-    return f"{100 * difference:+.1f}".replace("-", "−")
 
 
 def size(num_bytes: float | None) -> str:
@@ -61,11 +56,6 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
-def whole(value: float) -> str:
-    """Return a whole number, for an axis."""
-    return f"{value:,.0f}"
-
-
 def times(factor: float | None) -> str:
     """Return a reduction as "312×"."""
     if factor is None:
@@ -81,16 +71,16 @@ def when(moment: str) -> str:
         return moment
 
 
-def significant(value: float | None, digits: int = 3) -> str:
-    """Return a number with so many significant digits, without an exponent where that stays short."""
+def significant(value: float | None) -> str:
+    """Return a number with three significant digits, without an exponent where that stays short."""
     if value is None:
         return MISSING
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
     if value != 0 and not 1e-4 <= abs(value) < 1e7:
-        return f"{value:.{digits - 1}e}"
+        return f"{value:.2e}"
     # "#" keeps trailing zeros, so that columns of figures line up.
-    text = f"{value:#.{digits}g}".rstrip(".")
+    text = f"{value:#.3g}".rstrip(".")
     return f"{float(text):,.0f}" if "e" in text else text
 
 
