@@ -62,12 +62,12 @@ class Follower:
 
     def describe(self) -> tuple[str, dict[str, str]]:
         """Return the name of the run, and how it is configured. Raises StateError if the folder is none."""
-        frame = self._frame()
+        frame = read_frame(self.directory)
         return frame.name, settings(frame)
 
     def new(self) -> Iterator[Point]:
         """Yield the rows since the last call, file by file, by round."""
-        frame = self._frame()
+        frame = read_frame(self.directory)
         if frame.summary is not None and frame.summary.started_at:
             self._began = datetime.fromisoformat(frame.summary.started_at).timestamp()
         for file in metrics_files(self.directory):
@@ -83,9 +83,6 @@ class Follower:
         """Close the files."""
         for store in self._stores.values():
             store.close()
-
-    def _frame(self) -> RunData:
-        return read_frame(self.directory)
 
     def _new_in(self, file: Path, store: MetricsStore, frame: RunData) -> Iterator[Point]:
         for record in self._written(file, store, RoundRecord):

@@ -59,11 +59,12 @@ class Edges:
         silent = {pair for pair in self._known if not links.keys() & set(pair)}
         found = {}
         for pair in sorted(pairs | silent):
-            state = [states.get(peer, "") for peer in pair]
+            over = any(states.get(peer) in OVER for peer in pair)
             if pair in pairs:
-                found[pair] = _edge(pair, links, rates, over=any(each in OVER for each in state))
+                found[pair] = _edge(pair, links, rates, over=over)
             else:
-                found[pair] = _unknown(self._known[pair], over=any(each in OVER for each in state))
+                old, state = self._known[pair], "over" if over else "unknown"
+                found[pair] = EdgeView(a=old.a, b=old.b, sends=old.sends, state=state, relayed=old.relayed)
         self._known = found
         return list(found.values())
 
@@ -98,8 +99,3 @@ def _edge(
         backlog_bytes=(at_a.get("unacknowledged_bytes"), at_b.get("unacknowledged_bytes")),
         relayed=any(end.get("relayed_bytes") for end in said),
     )
-
-
-def _unknown(edge: EdgeView, *, over: bool) -> EdgeView:
-    state = "over" if over else "unknown"
-    return EdgeView(a=edge.a, b=edge.b, sends=edge.sends, state=state, relayed=edge.relayed)

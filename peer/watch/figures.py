@@ -73,12 +73,8 @@ class Figures:
         self.average = Latest()
         self.consensus_distance: float | None = None
 
-    def has_rounds(self, peer: int) -> bool:
-        """Return whether rounds of a peer are known, rather than reports of others alone."""
-        return peer in self.latest and self.latest[peer].round >= 0
-
     def after(self, peer: int) -> int:
-        """Return the last round that is known of a peer; −1 if there is none."""
+        """Return the last round that is known of a peer; −1 if there is none, also where others reported on it."""
         return self.latest[peer].round if peer in self.latest else -1
 
     def evaluated_after(self, peer: int) -> int:
@@ -116,11 +112,6 @@ class Figures:
                 peer = np.array([max(0, record.peer)])
                 curves.put(peer, np.array([record.round]), np.array([value], dtype=np.float64))
 
-    def put_distances(self, distances: Sequence[float]) -> None:
-        """Take consensus distances, the newest last."""
-        if distances:
-            self.consensus_distance = distances[-1]
-
 
 class MetricsFiles:
     """Reads new rows of the metrics files in a folder."""
@@ -151,10 +142,10 @@ class MetricsFiles:
             self._figures.put_evaluations(
                 EvaluationRecord(**dict(zip(columns, row, strict=True)))
                 for row in rows
-                if row[0] < 0 or row[0] in own or not self._figures.has_rounds(row[0])
+                if row[0] < 0 or row[0] in own or self._figures.after(row[0]) < 0
             )
         while rows := self._new(file, store, ConsensusRecord, ("consensus_distance",)):
-            self._figures.put_distances([row[0] for row in rows])
+            self._figures.consensus_distance = rows[-1][0]
 
     def _is_in_another(self, file: Path, peer: int) -> bool:
         return any(peer in peers for other, peers in self._own.items() if other != file)

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from peer.report.run_data import read_frame
 from peer.run.plan import build_schedule
 from peer.state.metrics import EvaluationRecord, Summary
 from peer.watch.edges import Edges, planned
-from peer.watch.figures import Figures, MetricsFiles, compared_by
+from peer.watch.figures import Figures, Latest, MetricsFiles, compared_by
 from peer.watch.snapshot import EdgeView, PeerView, Snapshot
 
 
@@ -213,19 +214,19 @@ class Observer:
 
     def _view(self, member: Member, indices: Mapping[str, int], criterion: Criterion | None) -> PeerView:
         """Return a peer that is asked."""
-        latest, answer = self.figures.latest.get(member.index), member.answer
+        latest, answer = self.figures.latest.get(member.index, Latest()), member.answer
+        has_begun = latest.round >= 0
         # For a connected peer, the reason why it cannot be asked matters.
         settled = None if member.standing is None or member.standing.state == "connected" else member.standing.sentence
-        figures = {} if latest is None else latest.figures
         view = PeerView(
             index=member.index,
             name=printable(member.name),
             state=self._silent_state(member),
             problem=printable(settled or member.problem or "") or None,
-            round=None if latest is None or latest.round < 0 else latest.round + 1,
-            loss=None if latest is None else latest.loss,
-            figure=None if criterion is None else figures.get(criterion.name),
-            payload_bytes=None if latest is None or latest.round < 0 else latest.payload_bytes,
+            round=latest.round + 1 if has_begun else None,
+            loss=latest.loss,
+            figure=None if criterion is None else latest.figures.get(criterion.name),
+            payload_bytes=latest.payload_bytes if has_begun else None,
         )
         if answer is None:
             return view
@@ -234,19 +235,18 @@ class Observer:
         own = answer.get("accuracy")
         if criterion != ACCURACY:
             own = answer.get("metrics", {}).get(criterion and criterion.name)
-        return PeerView(
-            index=member.index,
-            name=view.name,
+        return replace(
+            view,
             state={"completed": "finished"}.get(state, state),
             problem=printable(reason or member.problem or "") or None,
             round=answer["round"],
             loss=answer.get("loss"),
             figure=own if own is not None else view.figure,
             payload_bytes=answer["payload_bytes"],
-            rate=None if latest is None else latest.rate(),
+            rate=latest.rate(),
             budget=None if budget is None else 1000 * budget,
             waits_for=tuple(indices[name] for name in self._still_awaited(member.index, answer) if name in indices),
-            wait_share=None if latest is None else latest.wait_share(),
+            wait_share=latest.wait_share(),
             limits=tuple(map(printable, limits_reached(answer))),
             warnings=tuple(map(printable, limits_nearly_reached(answer))),
         )
@@ -265,7 +265,7 @@ class Observer:
         if self.kind == "run":
             if self._summary is not None and self._summary.ended:
                 return "stopped"
-            if not self.figures.has_rounds(member.index):
+            if self.figures.after(member.index) < 0:
                 return "starting"
         return "unreachable"
 
@@ -274,13 +274,13 @@ class Observer:
     ) -> PeerView:
         """Return a peer that is not asked itself, as others know it."""
         found = standing.from_answers(name, answers.values())
-        latest = self.figures.latest.get(index)
+        latest = self.figures.latest.get(index, Latest())
         return PeerView(
             index=index,
             name=printable(name),
             state="unreachable" if found is None else found.state,
             problem=None if found is None else printable(found.sentence),
-            figure=None if latest is None or criterion is None else latest.figures.get(criterion.name),
+            figure=None if criterion is None else latest.figures.get(criterion.name),
         )
 
     def _heard(self, view: PeerView, answers: Mapping[int, Mapping[str, Any]]) -> PeerView:
@@ -291,7 +291,7 @@ class Observer:
             for claim in answer.get("diverged", []):
                 if claim["name"] == view.name:
                     problem = printable(f"{claim['reason']}, says {claim['told_by']}")
-                    return PeerView(**{**vars(view), "state": "diverged", "problem": problem})
+                    return replace(view, state="diverged", problem=problem)
         return view
 
     def _look_at_edges(self, answers: Mapping[int, Mapping[str, Any]], states: Mapping[int, str]) -> list[EdgeView]:

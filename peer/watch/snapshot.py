@@ -16,7 +16,7 @@ OVER = ("finished", "left", "lost", "diverged", "stopped", "not joined")
 
 @dataclass(frozen=True, kw_only=True)
 class PeerView:
-    """One peer. Unknown values are None."""
+    """One peer. Unknown values are None. The page gets the fields in this order."""
 
     index: int
     name: str

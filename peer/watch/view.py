@@ -91,23 +91,13 @@ def _run(snapshot: Snapshot, left_s: float | None) -> dict[str, Any]:
     }
 
 
+_SHORT = ("loss", "figure", "rate", "wait_share")
+"""Figures of a peer of which the page gets the visible digits."""
+
+
 def _peer(peer: PeerView) -> list[Any]:
-    return [
-        peer.index,
-        peer.name,
-        peer.state,
-        peer.problem,
-        peer.round,
-        _short(peer.loss),
-        _short(peer.figure),
-        peer.payload_bytes,
-        _short(peer.rate),
-        peer.budget,
-        list(peer.waits_for),
-        _short(peer.wait_share),
-        list(peer.limits),
-        list(peer.warnings),
-    ]
+    """Return the values of a peer in the order of its fields, in which `watch.js` reads them."""
+    return [_short(value) if name in _SHORT else value for name, value in vars(peer).items()]
 
 
 def _edge(edge: EdgeView) -> list[Any]:
