@@ -8,9 +8,6 @@ from peer.errors import LinkError
 from peer.links.profiles import Profile
 from peer.links.tc import limit_upload
 
-INTERFACE = "eth0"
-"""The engine's name of a container's interface."""
-
 
 def process_of(container: str) -> int:
     """Return the first process of a container. Raises LinkError if it does not run."""

@@ -36,18 +36,12 @@ class Measured:
     """Whether packets are lost at random, which limits TCP before the rate does."""
 
     @property
-    def rate_is_right(self) -> bool:
-        return not self.asked_kbit or abs(self.goodput_kbit / self.asked_kbit - 1) <= RATE_TOLERANCE
-
-    @property
-    def round_trip_is_right(self) -> bool:
-        allowed = max(ROUND_TRIP_TOLERANCE * self.asked_round_trip_ms, ROUND_TRIP_TOLERANCE_MS)
-        return abs(self.round_trip_ms - self.asked_round_trip_ms) <= allowed
-
-    @property
     def is_right(self) -> bool:
         """Whether the link is as requested."""
-        return self.round_trip_is_right and (self.rate_is_right or self.loses_packets)
+        allowed = max(ROUND_TRIP_TOLERANCE * self.asked_round_trip_ms, ROUND_TRIP_TOLERANCE_MS)
+        trip_is_right = abs(self.round_trip_ms - self.asked_round_trip_ms) <= allowed
+        rate_is_right = not self.asked_kbit or abs(self.goodput_kbit / self.asked_kbit - 1) <= RATE_TOLERANCE
+        return trip_is_right and (rate_is_right or self.loses_packets)
 
 
 def measure(network: LinkNetwork, sender: int, receiver: int, *, seconds: float = 4.0) -> Measured:

@@ -16,12 +16,11 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 from peer.errors import ConfigError
 
 Kind: TypeAlias = Literal["local", "dask", "ray"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 _MODULES = {"dask": "distributed", "ray": "ray"}
 _LOOK_EVERY_S = 0.5
 """Interval at which a wait looks whether it is over."""

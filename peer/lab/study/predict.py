@@ -75,9 +75,7 @@ def weigh(config: Config, num_peers: int, *, rounds: int = 6) -> Weight:
     return Weight(frames / messages if messages else 0.0, min(record.gossip_s for record in settled))
 
 
-def predict(
-    config: Config, num_peers: int, profile: Profile, step_s: float, link_bytes: float, *, rounds: int = 4
-) -> float:
+def predict(config: Config, num_peers: int, profile: Profile, step_s: float, link_bytes: float) -> float:
     """Return the seconds of a round in which `link_bytes` go over each link of the graph, without training anybody.
 
     The simulator gives the same for a synchronous algorithm: links and the number of peers do not change the size of a
@@ -91,7 +89,6 @@ def predict(
         link_bytes,
         to_all=setup.spec.memory is Memory.REPLICAS,
         exchanges=setup.spec.exchanges,
-        rounds=rounds,
     )
 
 

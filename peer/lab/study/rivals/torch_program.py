@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from peer.lab.study.rivals.methods import Descent, Loss, make_method
-from peer.lab.study.rivals.worker import Orders, read_orders, run
+from peer.lab.study.rivals.worker import Orders, read_orders, run, steps_per_round
 
 _RATE = 0.01
 
@@ -86,7 +86,7 @@ def main() -> None:
         method, loss = make_method(orders.name, orders.settings, model, Descent()), sleeping_loss(orders.step_s)
 
         def step() -> None:
-            for _ in range(orders.steps_per_round):
+            for _ in range(steps_per_round(orders.settings)):
                 method.step(loss, _RATE)
 
     run(orders, step)

@@ -48,11 +48,6 @@ class Orders:
     """Settings that the study gives to the program."""
 
     @property
-    def steps_per_round(self) -> int:
-        """Local steps in a round."""
-        return steps_per_round(self.settings)
-
-    @property
     def num_workers(self) -> int:
         return len(self.addresses)
 
