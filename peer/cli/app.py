@@ -47,6 +47,9 @@ _OF_THE_MACHINE = frozenset(
 )
 """Refusals of the operating system that can occur anywhere and are nobody's bug."""
 
+COLORS = {"error": "red", "warning": "yellow", "ok": "green"}
+"""Level of a finding → the colour in which it is shown."""
+
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 
 
@@ -182,25 +185,11 @@ _HOW_TO_REPORT = " (run the same command with --debug for the traceback, and ple
 
 def common_options() -> list[click.Option]:
     """Return new instances of the options that every command takes; help lists them once, for `sotto` itself."""
+    early: dict[str, Any] = {"is_eager": True, "expose_value": False, "hidden": True}
+    log_help, debug_help = "Write a log to stderr; -vv logs more.", "Show the traceback of an error."
     return [
-        click.Option(
-            ["-v", "--verbose"],
-            count=True,
-            is_eager=True,
-            expose_value=False,
-            hidden=True,
-            callback=_set_verbosity,
-            help="Write a log to stderr; -vv logs more.",
-        ),
-        click.Option(
-            ["--debug"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            hidden=True,
-            callback=_note_debug,
-            help="Show the traceback of an error.",
-        ),
+        click.Option(["-v", "--verbose"], count=True, callback=_set_verbosity, help=log_help, **early),
+        click.Option(["--debug"], is_flag=True, callback=_note_debug, help=debug_help, **early),
     ]
 
 

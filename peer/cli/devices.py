@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from peer.cli.app import SottoCommand, print_json, tell
+from peer.cli.app import COLORS, SottoCommand, print_json, tell
 from peer.cli.options import DAYS, PASSPHRASE, config_option, json_option, load_peer, own_file
 from peer.errors import ConfigError, PeerUnreachable, SecurityError, SottoError
 
@@ -70,7 +70,7 @@ def sign(
         _ask()
     done = enrollment.admit(directory, proposal, days=days, passphrase=passphrase)
     # The key that may lie beside them is the one that the device no longer has.
-    files = f"{done.folder}/*.pem, and peer.toml if it has none," if done.known else f"{done.folder}/*"
+    files = f"{done.folder}/*.pem, and peer.toml if it has none," if proposal.known else f"{done.folder}/*"
     lines = [
         f"signed     {done.identity.name}, until {done.identity.not_after:%Y-%m-%d}",
         f"copy       {files} to the device, into the folder that holds its peer.key",
@@ -79,7 +79,7 @@ def sign(
         lines.append(
             f"keep       the device's peer.toml, or copy another's and set peer.index = {done.index} and peer.listen"
         )
-    if not done.known:
+    if not proposal.known:
         lines.append(f"new peer   index {done.index}; it joins when it is started: sotto run --config peer.toml")
     tell(as_json, _described(done, proposal), lines)
 
@@ -145,9 +145,9 @@ def _described(done: Admitted, proposal: Proposal) -> dict[str, Any]:
     return {
         "name": done.identity.name,
         "index": done.index,
-        "advertise": done.entry.advertise,
+        "advertise": proposal.entry.advertise,
         "folder": str(done.folder),
-        "renewed": done.known,
+        "renewed": proposal.known,
         "not_after": done.identity.not_after.isoformat(),
         "key": proposal.request.thumbprint,
         "left_out": list(proposal.left_out),
@@ -234,14 +234,11 @@ def doctor(place: Path | None, config_file: Path | None, offline: bool, as_json:
     else:
         width = max(len(each.check) for each in findings) + 2
         for each in findings:
-            click.secho(f"{each.level:<8}", fg=_COLORS.get(each.level), bold=True, nl=False)
+            click.secho(f"{each.level:<8}", fg=COLORS.get(each.level), bold=True, nl=False)
             click.echo(f"{each.check:<{width}}{each.sentence}")
             if each.advice:
                 click.echo(f"{'':<{width + 8}}→ {each.advice}")
     return next((each.exit_code for each in findings if each.exit_code), 0)
-
-
-_COLORS = {"error": "red", "warning": "yellow", "ok": "green"}
 
 
 def _tell(directory: Path, name: str, pem: bytes) -> tuple[list[str], dict[str, str]]:

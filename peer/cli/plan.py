@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -107,7 +108,7 @@ def plan(
       sotto lab plan --config run.toml --link lte --write planned.toml
       sotto lab plan --parameters 11000000 --link dsl --step-seconds 0.5 --json
     """
-    from peer.config.options import OWN_LOOP
+    from peer.config.options import OWN_LOOP, choices
     from peer.train.startup import quick_imports
 
     named = [parameters is not None, model is not None, task is not None or config_file is not None]
@@ -154,16 +155,21 @@ def plan(
         processor=processor,
     )
 
-    def configured(extra: tuple[str, ...] | list[str]) -> Config:
+    def configured(extra: Sequence[str]) -> Config:
         balanced = () if classes != 0 and situation.skew > 0 else ("training.class_balance=0.0",)
         return load_config(config_file, (*settings, *extra, *balanced), num_peers=num_peers)[0]
 
     # Nothing says that so many parameters are those of an image model: a script trains any.
     guess = setting.tasks[0] if setting.tasks and parameters is None else OWN_LOOP
     job = config.training.task if has_task else guess
-    new_job = _new_job(job, count, config.training.local_steps)
+    # What `sotto init` and the first `sotto up` choose for such a job, and what was measured of it.
+    row = choices(job, count, config.training.local_steps)[0]
+    new_job = {
+        "settings": [f"{section}.{key}={value}" for section, key, value, _ in row["settings"]],
+        "measured": row["measured"],
+    }
     with telling(lambda: "measures messages of that size", partial(click.echo, err=True)):
-        found = planner.make_plan(situation, all_evidence, setting, lambda extra: configured(tuple(extra)), base)
+        found = planner.make_plan(situation, all_evidence, setting, configured, base)
     written = None
     own = found.best_own
     if output is not None:
@@ -250,15 +256,6 @@ def _skew(config: Config, classes: int | None, *, has_task: bool) -> tuple[float
         skew = config.data.skew if config.data.partition == "skew" else 0.0
         return skew, f"skew {skew:g}, from the configuration"
     return UNKNOWN_SKEW, f"no --skew: planned for {UNKNOWN_SKEW:g}, as data on devices is rarely dealt at random"
-
-
-def _new_job(task: str, num_peers: int, local_steps: int) -> dict[str, Any]:
-    """Return what `sotto init` and the first `sotto up` choose for a job, and what was measured of it."""
-    from peer.config.options import choices
-
-    row = choices(task, num_peers, local_steps)[0]
-    settings = [f"{section}.{key}={value}" for section, key, value, _ in row["settings"]]
-    return {"settings": settings, "measured": row["measured"]}
 
 
 def _document(found: Plan, notes: list[str]) -> dict[str, Any]:

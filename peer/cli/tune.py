@@ -109,8 +109,7 @@ def tune(
 def _document(found: Tuning) -> dict[str, Any]:
     best = found.best
     return {
-        "averaging_rate": best.averaging_rate if found.averages else None,
-        "learning_rate": best.learning_rate,
+        **_rates(found, best),
         "safe": found.safe,
         "worst_accuracy": best.worst_accuracy,
         "averaged_accuracy": best.averaged_accuracy,
@@ -124,7 +123,7 @@ def _document(found: Tuning) -> dict[str, Any]:
         "guessing": found.guessing,
         "single_process_accuracy": found.single_process_accuracy,
         "single_process_figure": found.single_process_figure,
-        "next_best": None if found.next_best is None else _next_best(found, found.next_best),
+        "next_best": found.next_best and {**_rates(found, found.next_best), "seeds": list(found.next_best_repeats)},
         "rounds": best.rounds,
         "shortened": found.shortened,
         "ended": found.ended,
@@ -133,12 +132,9 @@ def _document(found: Tuning) -> dict[str, Any]:
     }
 
 
-def _next_best(found: Tuning, trial: Trial) -> dict[str, Any]:
-    return {
-        "averaging_rate": trial.averaging_rate if found.averages else None,
-        "learning_rate": trial.learning_rate,
-        "seeds": list(found.next_best_repeats),
-    }
+def _rates(found: Tuning, trial: Trial) -> dict[str, Any]:
+    eta = trial.averaging_rate if found.averages else None
+    return {"averaging_rate": eta, "learning_rate": trial.learning_rate}
 
 
 def _confidence(found: Tuning) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from peer.cli.app import SottoCommand, print_json
+from peer.cli.app import COLORS, SottoCommand, print_json
 from peer.cli.options import DEFAULT_FILE, job_options, json_option, load_job, peers_option
 from peer.errors import ConfigError
 
@@ -54,7 +54,7 @@ def validate(
         return ConfigError.exit_code if failed else 0
     for finding in findings:
         key = f"{finding.key}: " if finding.key else ""
-        click.secho(f"{finding.level}: ", bold=True, fg=_COLORS.get(finding.level), nl=False)
+        click.secho(f"{finding.level}: ", bold=True, fg=COLORS.get(finding.level), nl=False)
         click.echo(f"{key}{finding.sentence}")
     for split, sentences in data.items():
         for sentence in sentences:
@@ -62,6 +62,3 @@ def validate(
     if not failed:
         click.echo(f"valid: {config.algorithm.name} for {count} peers, {config.run.rounds} rounds")
     return ConfigError.exit_code if failed else 0
-
-
-_COLORS = {"error": "red", "warning": "yellow"}

@@ -60,11 +60,8 @@ class Admitted:
     identity: Identity
     index: int
     """Position of the peer in its own `[[peers]]`."""
-    entry: PeerAddress
     folder: Path
     """The folder to copy to the device."""
-    known: bool
-    """Whether the list of peers had it before: then its certificate is renewed."""
 
 
 def request(directory: Path, name: str, host: str | None, port: int, *, again: bool = False) -> str:
@@ -156,8 +153,8 @@ def _admit(directory: Path, proposal: Proposal, days: int, passphrase: bytes | N
     asked = replace(proposal.request, name=entry.name)
     identity, certificate = authority.grant(asked, address=entry.advertise, place=place, days=days)
     folder = base.parent if known and model.peer.index == index else directory / f"peer-{index}"
-    if not known and not proposal.takes_seat:
-        _refuse_taken(folder)
+    if not known and not proposal.takes_seat and (folder / CONFIG_FILE).exists():
+        raise ConfigError("already exists and belongs to another peer; move it away", file=str(folder))
     start = model.training.warm_start
     # One of the cluster's own files lies in every folder of it.
     copied = None
@@ -175,7 +172,7 @@ def _admit(directory: Path, proposal: Proposal, days: int, passphrase: bytes | N
     if proposal.takes_seat:
         _announce(directory, index, entry)
     fill(folder, certificate, authority.certificate, revoked, config)
-    return Admitted(identity, index, entry, folder, known)
+    return Admitted(identity, index, folder)
 
 
 def _set_aside_other_key(file: Path, certificate: bytes) -> None:
@@ -343,11 +340,6 @@ def _refuse_taken_number(directory: Path, authority: CertificateAuthority, index
                 f"index {index} belongs to {other.name!r}, whose folder peer-{index} is missing; restore it first",
                 file=str(directory),
             )
-
-
-def _refuse_taken(folder: Path) -> None:
-    if (folder / "peer.toml").exists():
-        raise ConfigError("already exists and belongs to another peer; move it away", file=str(folder))
 
 
 def _of_new_peer(model: Config, index: int, entry: PeerAddress) -> Config:

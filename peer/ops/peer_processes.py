@@ -174,7 +174,8 @@ class ForkedProcess:
     def __init__(self, server: ForkServer, number: int) -> None:
         self._server, self.number = server, number
         self._pid: int | None = None
-        self._code: int | None = None
+        self.returncode: int | None = None
+        """The exit code, if it was looked for already."""
 
     @property
     def pid(self) -> int:
@@ -185,30 +186,25 @@ class ForkedProcess:
                 raise failure
         return self._pid
 
-    @property
-    def returncode(self) -> int | None:
-        """The exit code, if it was looked for already."""
-        return self._code
-
     def poll(self) -> int | None:
         """Return the exit code; None while the process runs, or is yet to be forked."""
-        if self._code is None:
+        if self.returncode is None:
             self._server.read(0.0)
-        return self._code
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code. Raises subprocess.TimeoutExpired."""
         until = None if timeout is None else time.monotonic() + timeout
-        while self._code is None:
+        while self.returncode is None:
             left = None if until is None else max(0.0, until - time.monotonic())
             self._server.read(left)
-            if self._code is None and left == 0.0:
+            if self.returncode is None and left == 0.0:
                 raise subprocess.TimeoutExpired("sotto", timeout or 0.0)
-        return self._code
+        return self.returncode
 
     def send_signal(self, sig: int, /) -> None:
         """Send a signal, unless the process has ended."""
-        if self._code is None:
+        if self.returncode is None:
             self._server.send({"process": self.number, "signal": sig})
 
     def kill(self) -> None:
@@ -218,12 +214,12 @@ class ForkedProcess:
     def note(self, report: Mapping[str, int]) -> None:
         """Take the server's report about this process."""
         self._pid = report.get("pid", self._pid)
-        self._code = report.get("exited")
+        self.returncode = report.get("exited")
 
     def abandon(self) -> None:
         """End the process, of which nobody will report any more."""
-        if self._code is None:
-            self._code = -signal.SIGKILL
+        if self.returncode is None:
+            self.returncode = -signal.SIGKILL
             if self._pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._pid, signal.SIGKILL)
