@@ -13,12 +13,7 @@ from peer.cli.options import json_option
 @click.command(cls=SottoCommand)
 @click.argument("model", metavar="MODEL")
 @click.option("-b", "--batch", type=click.IntRange(min=1), default=32, help="Samples per batch.")
-@click.option(
-    "--norm",
-    default="range-evonorm",
-    metavar="NAME",
-    help="Normalization layer, for models that have one.",
-)
+@click.option("--norm", default="range-evonorm", metavar="NAME", help="Normalization layer, for models that have one.")
 @click.option(
     "--size",
     type=click.IntRange(min=8),

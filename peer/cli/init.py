@@ -131,11 +131,7 @@ def init(
     '(ports then count up). "-" is a peer that others cannot reach: it dials out. Default: all on this machine.',
 )
 @click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    default=7700,
-    help="Port, or the first of several.",
+    "--port", type=click.IntRange(1, 65535), metavar="PORT", default=7700, help="Port, or the first of several."
 )
 @click.option(
     "--relay",

@@ -41,18 +41,10 @@ if TYPE_CHECKING:
     help="Address at which the devices reach this machine; up to three. By default the one from which it reaches them.",
 )
 @click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=7710,
-    metavar="PORT",
-    help="Port to listen on meanwhile.",
+    "--port", type=click.IntRange(1, 65535), default=7710, metavar="PORT", help="Port to listen on meanwhile."
 )
 @click.option(
-    "--hours",
-    type=click.IntRange(min=1),
-    default=1,
-    metavar="N",
-    help="Validity of an invitation, 168 at most.",
+    "--hours", type=click.IntRange(min=1), default=1, metavar="N", help="Validity of an invitation, 168 at most."
 )
 @click.option(
     "--relay",

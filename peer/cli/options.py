@@ -168,11 +168,7 @@ def computing_options(command: Command) -> Command:
         help="What computes: processes, or a cluster of Dask or Ray.",
     )(command)
     return click.option(
-        "--workers",
-        type=click.IntRange(min=1),
-        default=1,
-        metavar="N",
-        help="Compute in N processes of this machine.",
+        "--workers", type=click.IntRange(min=1), default=1, metavar="N", help="Compute in N processes of this machine."
     )(command)
 
 

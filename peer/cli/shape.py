@@ -60,12 +60,7 @@ def list_profiles(as_json: bool) -> None:
 
 @shape.command(cls=SottoCommand)
 @click.argument("profiles", metavar="[PROFILE]...", nargs=-1)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=4.0,
-    help="Duration of each transfer.",
-)
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=4.0, help="Duration of each transfer.")
 @json_option
 def measure(profiles: tuple[str, ...], seconds: float, as_json: bool) -> None:
     """Measure profiles between two namespaces.

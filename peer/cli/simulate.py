@@ -9,24 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from peer.cli import training_run
 from peer.cli.app import SottoCommand, StopOnSignal
 from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option, script_options
-from peer.cli.training_run import (
-    baseline_option,
-    command_line,
-    draw_graph,
-    finish,
-    make_directory,
-    name_option,
-    open_view,
-    report_in_any_case,
-    runs_option,
-    track_option,
-    trackers_beside,
-    view_options,
-    warn,
-    with_live_page,
-)
 from peer.errors import ConfigError
 from peer.library.script import Script, log_failure, named_script
 
@@ -46,11 +31,7 @@ if TYPE_CHECKING:
     help="Rate of each link; unlimited by default.",
 )
 @click.option(
-    "--latency-ms",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    metavar="MS",
-    help="One-way latency of each link.",
+    "--latency-ms", type=click.FloatRange(min=0), default=0.0, metavar="MS", help="One-way latency of each link."
 )
 @click.option(
     "--step-ms",
@@ -75,12 +56,12 @@ if TYPE_CHECKING:
     metavar="N",
     help="Let N processes compute; the results do not depend on N.",
 )
-@baseline_option
-@name_option
-@runs_option
+@training_run.baseline_option
+@training_run.name_option
+@training_run.runs_option
 @click.option("--no-save", is_flag=True, help="Write no run folder; only print the results.")
-@track_option
-@view_options
+@training_run.track_option
+@training_run.view_options
 @json_option
 def simulate(
     words: tuple[str, ...],
@@ -129,20 +110,20 @@ def simulate(
         if no_save:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
-            directory = make_directory(runs_dir, name, f"{config.run.name}-simulated")
-            stack.enter_context(report_in_any_case(directory))
-        show = stack.enter_context(open_view(view, config))
-        warn(config, base, count)
+            directory = training_run.make_directory(runs_dir, name, f"{config.run.name}-simulated")
+            stack.enter_context(training_run.report_in_any_case(directory))
+        show = stack.enter_context(training_run.open_view(view, config))
+        training_run.warn(config, base, count)
         from peer.config.writer import write_resolved
         from peer.simulate import run as simulator
         from peer.simulate.network import LinkModel
 
         if not no_save:
-            show = with_live_page(show, directory)
+            show = training_run.with_live_page(show, directory)
             write_resolved(config, directory / "config.toml", base)
-            draw_graph(config, base, count, directory)
+            training_run.draw_graph(config, base, count, directory)
         stop = stack.enter_context(StopOnSignal())
-        stack.enter_context(trackers_beside(trackers, directory))
+        stack.enter_context(training_run.trackers_beside(trackers, directory))
         options: dict[str, Any] = {
             "num_peers": count,
             "directory": directory,
@@ -151,7 +132,7 @@ def simulate(
             "slow": slower,
             "on_progress": show,
             "stop": stop.event,
-            "command": command_line(),
+            "command": training_run.command_line(),
         }
         if script is not None:
             summary = _simulate_script(config, base, script, **options)
@@ -159,7 +140,7 @@ def simulate(
             summary = simulator.run(
                 config, base, stacked=stacked, workers=workers, baseline=not no_baseline, **options
             ).summary
-    return finish(summary, None if no_save else directory, as_json, interrupted=stop.event.is_set())
+    return training_run.finish(summary, None if no_save else directory, as_json, interrupted=stop.event.is_set())
 
 
 def _simulate_script(config: Config, base: Path, script: Script, **options: Any) -> Summary:

@@ -12,27 +12,9 @@ from pathlib import Path
 
 import click
 
+from peer.cli import training_run
 from peer.cli.app import SottoCommand, StopOnSignal, debug_wanted
 from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option, script_options
-from peer.cli.training_run import (
-    baseline_option,
-    choose_directory,
-    command_line,
-    draw_graph,
-    finish,
-    is_complete,
-    make_directory,
-    name_option,
-    open_view,
-    report_in_any_case,
-    resuming,
-    runs_option,
-    track_option,
-    trackers_beside,
-    view_options,
-    warn,
-    with_live_page,
-)
 from peer.errors import INTERRUPTED, ConfigError
 from peer.files import write_whole
 from peer.library.script import Script, named_script
@@ -55,17 +37,17 @@ class _Call:
 @script_options
 @peers_option
 @job_options
-@baseline_option
-@name_option
+@training_run.baseline_option
+@training_run.name_option
 @click.option(
     "--resume",
     metavar="NAME",
     help="Resume a run that was stopped or interrupted, from its folder and with its configuration. With --peers N, "
     "peers join or the newest ones leave until there are N.",
 )
-@runs_option
-@track_option
-@view_options
+@training_run.runs_option
+@training_run.track_option
+@training_run.view_options
 @json_option
 def up(
     words: tuple[str, ...],
@@ -120,28 +102,28 @@ def up(
     else:
         config, base = load_config(config_file, settings, script, num_peers)
         count = count_peers(config, num_peers)
-        directory = choose_directory(runs_dir, name, config.run.name)
+        directory = training_run.choose_directory(runs_dir, name, config.run.name)
     from peer.ops.peer_processes import ForkServer
 
     with (
         resume_command_at_interrupt(directory),
-        report_in_any_case(directory) if resume is None else contextlib.nullcontext(),
+        training_run.report_in_any_case(directory) if resume is None else contextlib.nullcontext(),
         # It imports the libraries of the peers while this process imports those that it needs itself.
         contextlib.closing(ForkServer()) as fork_server,
-        open_view(view, config) as show,
+        training_run.open_view(view, config) as show,
     ):
-        warn(config, base, count)
+        training_run.warn(config, base, count)
         with quick_imports():
             from peer.ops import local_cluster
         from peer.ops.resize import line_up
 
         lineup = None if resume is None else line_up(directory / "peers", config, num_peers)
         if resume is None:
-            directory = make_directory(runs_dir, name, config.run.name)
-            draw_graph(config, base, count, directory)
+            directory = training_run.make_directory(runs_dir, name, config.run.name)
+            training_run.draw_graph(config, base, count, directory)
             if script is not None:
                 record_script(script, directory)
-        with StopOnSignal() as stop, trackers_beside(trackers, directory):
+        with StopOnSignal() as stop, training_run.trackers_beside(trackers, directory):
             cluster = local_cluster.Cluster(
                 config,
                 base,
@@ -154,12 +136,12 @@ def up(
             )
             summary = local_cluster.up(
                 cluster,
-                on_progress=with_live_page(show, directory),
+                on_progress=training_run.with_live_page(show, directory),
                 stop=stop.event,
                 baseline=not no_baseline,
-                command=command_line(),
+                command=training_run.command_line(),
             )
-    code = finish(summary, directory, as_json, interrupted=stop.event.is_set())
+    code = training_run.finish(summary, directory, as_json, interrupted=stop.event.is_set())
     if code == INTERRUPTED:
         say_how_to_resume(directory)
     return code
@@ -177,7 +159,7 @@ def resume_command_at_interrupt(directory: Path) -> Iterator[None]:
 
 def say_how_to_resume(directory: Path) -> None:
     """Print the command that resumes a run, unless it never began or is complete."""
-    if (resumes := resuming(directory)) is not None:
+    if (resumes := training_run.resuming(directory)) is not None:
         click.echo(f"resume with: {resumes}", err=True)
 
 
@@ -216,6 +198,6 @@ def find_run_to_resume(runs_dir: Path, name: str) -> Path:
     directory = runs_dir / name
     if not (directory / "peers" / "peer-0" / "peer.toml").is_file():
         raise ConfigError("is not the folder of a run of `sotto up`", key="--resume", file=str(directory))
-    if is_complete(directory):
+    if training_run.is_complete(directory):
         raise ConfigError("the run in this folder is already complete", key="--resume", file=str(directory))
     return directory
