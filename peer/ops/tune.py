@@ -339,12 +339,6 @@ class _Grid:
             return point[0] == 0
         return point[0] <= self.top and (point[0] == 0 or _step(self.averaging_rate, point[0]) >= _LEAST_AVERAGING_RATE)
 
-    def closer_to_the_cliff(self, point: Point) -> Iterator[Point]:
-        """Return the neighbours with a larger η and with a larger γ, as far as there are any."""
-        for neighbor in ((point[0] + 1, point[1]), (point[0], point[1] + 1)):
-            if self.contains(neighbor):
-                yield neighbor
-
 
 @dataclass
 class Search:
@@ -614,7 +608,8 @@ class Search:
 
     def _cliff_above(self, point: Point) -> Point | None:
         """Return the neighbour of a point that is over the cliff, running those in full that have not diverged yet."""
-        for neighbor in self.grid.closer_to_the_cliff(point):
+        closer = ((point[0] + 1, point[1]), (point[0], point[1] + 1))
+        for neighbor in filter(self.grid.contains, closer):
             if not self._diverged(neighbor):
                 self.try_(neighbor, self.length(1.0))
             if self._is_over(neighbor):

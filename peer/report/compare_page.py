@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from peer.report.blocks import Block, Charts, Heading, Missing, Remark, Section, Table
 from peer.report.compare_table import result_tables, sentence_about, target_rows
-from peer.report.comparison import Contender, comparison_lines, curves, differences, target
+from peer.report.comparison import MEASURES, Contender, comparison_lines, curves, differences, target
 from peer.report.line_chart import line_chart
 from peer.report.numbers import figure, when
 from peer.report.page import document
@@ -17,7 +17,7 @@ def compare_page(found: Sequence[Contender]) -> str:
     sections = [Section("results", "Results", _results(found))]
     for number, (name, curve, y) in enumerate(curves(found)):
         charts = []
-        for measure in ("round", "bytes", "time"):
+        for measure in MEASURES:
             axis, lines = comparison_lines(found, curve, measure)
             if axis is not None and (chart := line_chart(f"{name} by {measure}", lines, axis, y)).plot is not None:
                 charts.append(chart)

@@ -128,7 +128,7 @@ def target(found: Sequence[Contender]) -> Target | None:
         {
             each.name: {
                 measure: Spread.of([_first_at(run, criterion, wanted, measure) for run in each.runs])
-                for measure in _MEASURES
+                for measure in MEASURES
             }
             for each in found
         },
@@ -179,7 +179,7 @@ def style(number: int) -> str:
     return f"{'dashed ' if number >= _COLOURS else ''}run-{number % _COLOURS}"
 
 
-_MEASURES = ("round", "bytes", "time")
+MEASURES = ("round", "bytes", "time")
 _COLOURS = 8
 _LOG_FROM = 15.0
 """Ratio of the longest curve to the shortest from which on the axis is logarithmic."""

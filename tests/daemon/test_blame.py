@@ -52,7 +52,8 @@ def train(directory: Path, mishaps: dict[int, str], *settings: str) -> tuple[lis
             cluster.stop()
         cluster.poll()
         models = [(x / np.float32(u)).tobytes() for x, u in cluster.final_states()]
-        return models, cluster.links(), (cluster.peer_files[0].parent / "log.txt").read_text()
+        links = [link for store in cluster.stores() for link in store.links()]
+        return models, links, (cluster.peer_files[0].parent / "log.txt").read_text()
 
 
 @pytest.fixture(scope="module")
