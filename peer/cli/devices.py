@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -288,10 +288,13 @@ def audit(config_file: Path | None, chain: str | None, as_json: bool) -> None:
         raise StateError(
             f"{folder / FILE}: no entry has the chain {chain[:80]!r}: entries were removed or written anew"
         )
-    lines = []
-    for entry in entries:
-        details = {key: value for key, value in entry.items() if key not in ("number", "at", "what", "frame", "chain")}
-        described = ", ".join(f"{key} {value}" for key, value in details.items())
-        lines.append(f"{entry['number']:>4}  {entry['at']}  {entry['what']:<8}  {described}")
-    last = f"; the chain ends with {entries[-1]['chain']}" if entries else ""
-    tell(as_json, entries, [*lines, f"{len(entries)} entries, each follows from those before it{last}"])
+
+    def lines() -> Iterator[str]:
+        apart = ("number", "at", "what", "frame", "chain")
+        for entry in entries:
+            details = ", ".join(f"{key} {value}" for key, value in entry.items() if key not in apart)
+            yield f"{entry['number']:>4}  {entry['at']}  {entry['what']:<8}  {details}"
+        last = f"; the chain ends with {entries[-1]['chain']}" if entries else ""
+        yield f"{len(entries)} entries, each follows from those before it{last}"
+
+    tell(as_json, entries, lines())
