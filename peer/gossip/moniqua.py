@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress.base import Compressor
+from peer.compress.base import Compressor, Draws
 from peer.compress.columns import Columns
+from peer.compress.layout import Layout
 from peer.compress.magnitude import max_magnitude
 from peer.compress.modulo import (
     MOST_KNOWN_BITS,
@@ -82,48 +84,295 @@ FURTHER_BITS = (4, 8, 16, 0)
 
 
 class _ModuloAlgorithm(Algorithm):
-    """Common part of the algorithms whose exchange is Moniqua's code of a vector."""
+    """Common part of the algorithms whose exchange is Moniqua's code of a vector: sends codes, recovers others,
+    asks for repairs, answers requests.
+
+    A round has one phase, and one more for each repair that a neighbour's code needs. Neighbours may be a round ahead
+    or behind, so that the sources of two rounds can be needed at once; between rounds it is one.
+    """
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
-        self._gossip = ModuloGossip(node)
+        self._compressor = modulo_compressor(node)
+        senders, receivers = node.schedule.all_senders(node.peer), node.schedule.all_receivers(node.peer)
+        if node.modulo.verified and senders != receivers:
+            raise ConfigError(
+                "verified θ needs a graph with edges in both directions, because receivers request repairs",
+                key="algorithm.theta",
+                value="verified",
+                valid="constant or theorem, or an undirected graph",
+            )
+        self.repairs = 0
+        """Layers that had to be repaired so far."""
+        self._sources: dict[int, Source] = {}
+        self._spare: list[FloatArray] = []
+        self._phase = 0
+        self._is_imposed = False
+        self._reference: FloatArray = np.zeros(0)
+        self._messages: dict[int, Message] = {}
+        self._to_add: list[int] = []
+        self._further: dict[tuple[int, int], list[MoreBits | WholeIntegers]] = {}
+        self._asked: dict[int, tuple[RepairWish, ...]] = {}
+        layers = node.layout.num_layers
+        self._distances, self._violated = np.zeros(layers), np.zeros(layers)
+        self._thetas_heard = np.zeros(layers)
+        self._neighbor_distances: list[float] = []
         self._theta = theta_control(node, hold_rounds=HOLD_ROUNDS)
 
-    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
-        return self._gossip.advance(self.x, inbox, self._theta)
+    @cached_property
+    def _scratch(self) -> FloatArray:
+        """The vector to which codes are read."""
+        return np.empty_like(self.x)
 
     def use_compressor(self, compressor: Compressor) -> None:
+        """Use it from the next round on; repairs of earlier rounds keep theirs."""
         super().use_compressor(compressor)
-        self._gossip.use_compressor(self.node)
+        self._compressor = modulo_compressor(self.node)
+
+    def _copy_of(self, values: FloatArray) -> FloatArray:
+        """Return a copy, in the memory of a source that is no longer needed, if there is one."""
+        if not self._spare:
+            return values.copy()
+        buffer = self._spare.pop()
+        buffer[:] = values
+        return buffer
+
+    def _send(self, t: int, reference: FloatArray, unit: float) -> Exchange:
+        """Send the codes of `reference`, which is kept and must not be written to until the next round is over."""
+        node, compressor, theta = self.node, self._compressor, self._theta
+        floors = theta_floors(compressor, reference, node.layout) if theta.mode != "constant" else np.zeros(0)
+        thetas = theta.thetas(t, unit, floors)
+        draws = node.draw_source.draws(t)
+        imposed = node.imposed.pop(t, None)
+        self._is_imposed = imposed is not None
+        at_once = None
+        if imposed is None and node.whole_below == 0:
+            at_once = compressor.compress_all(reference, node.layout, draws, thetas)
+        self._own = imposed or at_once or coded(compressor, reference, node, draws, thetas)
+        if imposed is not None:
+            thetas = np.array([sent.theta if isinstance(sent, Residues) else 0.0 for sent in imposed])
+        self._t, self._phase, self._reference = t, 0, reference
+        self._sources[t] = Source(compressor, reference, thetas)
+        self._further, self._asked = {}, {}
+        self._distances[:], self._violated[:], self._thetas_heard[:] = 0.0, 0.0, 0.0
+        self._neighbor_distances = []
+        return gossip_exchange(node, t, self._own)
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        """Add Σ_j W̄_ij (x̂_j − x̂_i) to x, as far as the codes can be read; ask for repairs of the others."""
+        self._keep_shares(self._take_codes(inbox) if self._phase == 0 else self._take_repairs(inbox))
+        self._add_readable()
+        if not self._to_add:
+            self._finish()
+            return None
+        # All other repairs are asked for in the same phase.
+        self._asked = {}
+        for sender in self._to_add:
+            if sender != self.node.peer and (wishes := self._recover(sender)):
+                self._asked[sender] = tuple(wishes)
+        self._phase += 1
+        if self._phase == 1:
+            self.repairs += sum(map(len, self._asked.values()))
+        requests = {
+            sender: Message(MessageKind.REPAIR_REQUEST, self.node.peer, self._t, phase=self._phase, wanted=wishes)
+            for sender, wishes in self._asked.items()
+        }
+        return Exchange(requests, frozenset(requests), phase=self._phase)
+
+    def _take_codes(self, inbox: Mapping[int, Message]) -> set[int]:
+        """Take the codes of the round; return the senders that were lost before they sent one."""
+        node, t = self.node, self._t
+        awaits = node.schedule.senders(t, node.peer)
+        check_inbox(inbox, awaits, t, node.layout, may_lack=can_lose_peers(node), modulo=True)
+        for message in inbox.values():
+            self.check_codes(message)
+        self._messages = dict(inbox)
+        self._to_add = sorted({*inbox, node.peer})
+        # Every neighbour is in round t, hence through with t − 1: nobody will ask for that source again.
+        for round_ in [r for r in self._sources if r < t]:
+            self._retire(round_)
+        return set(awaits) - inbox.keys()
 
     def check_codes(self, message: Message) -> None:
-        self._gossip.check_codes(message, self._theta, self.x.dtype)
+        """Raise RemoteProtocolError unless every code has this run's settings."""
+        check_codes(message, self.node, self._compressor, self._theta, self.x.dtype, self.node.modulo.bits_between)
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
         return code_reach(message, self._theta)
 
     def check_repair(self, repair: Message) -> None:
-        self._gossip.check_repair(repair, self.x.dtype)
+        """Raise RemoteProtocolError unless the phase under way asked the sender for this message."""
+        wishes = self._asked.get(repair.sender, ())
+        check_repair(repair, wishes, self._messages[repair.sender].layers if wishes else (), self.x.dtype)
+
+    def _retire(self, round_: int) -> None:
+        self._spare.append(self._sources.pop(round_).values)
+        del self._spare[:-1]
+
+    def _take_repairs(self, inbox: Mapping[int, Message]) -> set[int]:
+        """Take the repairs asked for; return the senders that were lost before they answered: their codes cannot be
+        read."""
+        if inbox.keys() != self._asked.keys() and not (can_lose_peers(self.node) and inbox.keys() < self._asked.keys()):
+            raise LocalProtocolError(f"round {self._t}: repairs of {sorted(inbox)}, asked {sorted(self._asked)}")
+        for message in inbox.values():
+            self.check_repair(message)
+        for sender, message in inbox.items():
+            for wish, layer in zip(self._asked[sender], message.layers, strict=True):
+                assert isinstance(layer, (MoreBits, WholeIntegers))
+                self._further.setdefault((sender, wish.layer), []).append(layer)
+        lost = self._asked.keys() - inbox.keys()
+        self._to_add = [sender for sender in self._to_add if sender not in lost]
+        return lost
+
+    def _keep_shares(self, lost: Collection[int]) -> None:
+        """Add η W_ij x̂_i for senders j that are lost: the weight of the missing edge stays with this end."""
+        if lost:
+            self._recover_own()
+        for sender in sorted(lost):
+            weight = self.node.schedule.weight(self._t, self.node.peer, sender)
+            add_scaled_(self.x, self.node.averaging_rate * weight, self._scratch)
+
+    def _add_readable(self) -> None:
+        """Add the senders' terms in ascending order, up to the first whose code cannot be read yet."""
+        node, rate = self.node, self.node.averaging_rate
+        while self._to_add:
+            sender = self._to_add[0]
+            if sender == node.peer:
+                self._recover_own()
+                weight = own_weight(node, self._t) - 1.0
+            elif self._recover(sender):
+                return
+            else:
+                self._measure(sender)
+                weight = self._messages[sender].mixing_weight
+            add_scaled_(self.x, rate * weight, self._scratch)
+            self._to_add.pop(0)
+
+    def _omega(self, layer: int, part: slice) -> Omega:
+        draws = self.node.draw_source.draws(self._t)
+        return self._compressor.omega(self._reference[part], layer, draws)
+
+    def _recover_own(self) -> None:
+        """Write x̂_i to the scratch vector, to the bit that of every receiver."""
+        for layer, (part, sent) in enumerate(zip(self.node.layout.slices, self._own, strict=True)):
+            if isinstance(sent, Residues) and self._is_imposed:
+                # The reference may differ in its last bits from the one that was coded.
+                recover(sent, self._reference[part], self._omega(layer, part), out=self._scratch[part])
+            elif isinstance(sent, Residues):
+                code = self._compressor.code
+                code.own_value(self._reference[part], sent.theta, self._omega(layer, part), out=self._scratch[part])
+            elif isinstance(sent, Dense):
+                self._scratch[part] = sent.values
+
+    def _recover(self, sender: int) -> list[RepairWish]:
+        """Write x̂_j to the scratch vector and return wishes for the layers that cannot be read yet."""
+        node, layers = self.node, self._messages[sender].layers
+        draws, verified = node.draw_source.draws(self._t), self._compressor.verified
+        if recover_all(layers, self._reference, node.layout, draws, self._scratch, verified=verified):
+            return []
+        wishes = []
+        for layer, part in enumerate(node.layout.slices):
+            sent, out, reference = self._messages[sender].layers[layer], self._scratch[part], self._reference[part]
+            if isinstance(sent, Dense):
+                out[:] = sent.values
+                continue
+            assert isinstance(sent, Residues)
+            omega = self._omega(layer, part)
+            further = self._further.get((sender, layer), [])
+            try:
+                wish = recover_or_wish(sent, further, layer, reference, omega, out, self._compressor.verified, sender)
+            except ThetaTooSmall:
+                # Nothing more can be asked for without a hash: like that of a lost peer, its share stays with this end.
+                self._recover_own()
+                return []
+            if wish is not None:
+                wishes.append(wish)
+                self._violated[layer] = max(self._violated[layer], sent.theta)
+        return wishes
+
+    def _measure(self, sender: int) -> None:
+        """Measure the distance of the sender's x̂, in the scratch vector, from the own reference."""
+        squares = 0.0
+        for layer, (part, sent) in enumerate(zip(self.node.layout.slices, self._messages[sender].layers, strict=True)):
+            largest, layer_squares = distances(self._scratch[part], self._reference[part])
+            squares += layer_squares
+            if isinstance(sent, Residues):
+                self._distances[layer] = max(self._distances[layer], largest - code_error(sent))
+                self._thetas_heard[layer] = max(self._thetas_heard[layer], sent.theta)
+        self._neighbor_distances.append(squares**0.5)
+
+    def _finish(self) -> None:
+        self._messages, used = {}, self._sources[self._t].thetas
+        self._theta.after_round(self._t, used, self._distances, self._thetas_heard, self._violated)
+        if not self._compressor.verified:
+            self._retire(self._t)  # Nobody can ask for a repair.
 
     def answer(self, request: Message) -> Message:
-        return self._gossip.answer(request)
+        """Return the further bits of this or the last round's integers that a receiver asks for."""
+        source = self._sources.get(request.round)
+        if request.sender not in self.node.schedule.all_receivers(self.node.peer):
+            raise RemoteProtocolError("asks for a repair but is no neighbour", peer=request.sender)
+        if request.kind is not MessageKind.REPAIR_REQUEST or source is None or not request.wanted:
+            raise RemoteProtocolError(f"asks to repair round {request.round}, which is over", peer=request.sender)
+        draws, slices = self.node.draw_source.draws(request.round), self.node.layout.slices
+        layers: list[LayerPayload] = []
+        for wish in request.wanted:
+            if not 0 <= wish.layer < len(slices):
+                raise RemoteProtocolError(f"asks to repair layer {wish.layer}, which is none", peer=request.sender)
+            values = source.values[slices[wish.layer]]
+            if values.size < self.node.whole_below:
+                raise RemoteProtocolError(f"asks to repair layer {wish.layer}, sent whole", peer=request.sender)
+            omega = source.compressor.omega(values, wish.layer, draws)
+            layers.append(
+                repair_of(source.compressor, values, float(source.thetas[wish.layer]), omega, wish, request.sender)
+            )
+        return Message(
+            MessageKind.REPAIR,
+            self.node.peer,
+            request.round,
+            phase=request.phase,
+            layers=tuple(layers),
+            layer_ids=tuple(wish.layer for wish in request.wanted),
+        )
 
     def metrics(self) -> Metrics:
-        return self._gossip.metrics()
+        """Return the health figures of the last round."""
+        measured = self._neighbor_distances
+        used = [layer.theta for layer in self._own if isinstance(layer, Residues)]
+        return Metrics(
+            neighbor_distance=sum(measured) / len(measured) if measured else None,
+            repairs=self.repairs,
+            theta=max(used, default=None),
+        )
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        return {**super().state(), **self._theta.state(), **self._gossip.state()}
+        """Return, besides x, the count of repairs and θ, which alone outlive a round."""
+        return {**super().state(), **self._theta.state(), "repairs": np.array([self.repairs], np.int64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         super().restore(state)
         self._theta.restore(state)
-        self._gossip.restore(state)
+        self.repairs = int(state["repairs"][0])
 
     def transport_state(self) -> dict[str, npt.NDArray[Any]]:
-        return self._gossip.transport_state()
+        """Return the source of the last round's codes, for receivers that may still ask for a repair."""
+        if not self._compressor.verified or not self._sources:
+            return {}
+        t = max(self._sources)
+        source = self._sources[t]
+        return {
+            "round": np.array([t], np.int64),
+            "bits": np.array([source.compressor.bits], np.int64),
+            "values": source.values,
+            "thetas": source.thetas,
+        }
 
     def restore_transport(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._gossip.restore_transport(state, self.x)
+        self._sources.clear()
+        if "round" in state:
+            values, thetas = restored_like(self.x, state["values"]), np.array(state["thetas"], np.float64)
+            compressor = replace(self._compressor, bits=int(state["bits"][0]))
+            self._sources[int(state["round"][0])] = Source(compressor, values, thetas)
 
 
 class Moniqua(_ModuloAlgorithm):
@@ -147,7 +396,7 @@ class Moniqua(_ModuloAlgorithm):
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         if self._theta.mode == "verified":
-            refuse_unstable(modulo_compressor(node), node.averaging_rate)
+            refuse_unstable(self._compressor, node.averaging_rate)
         self._rho = second_eigenvalue(node.schedule.at(0)) if self._theta.mode == "theorem" else 0.0
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
@@ -156,9 +405,9 @@ class Moniqua(_ModuloAlgorithm):
         if self._theta.mode == "theorem":
             self._theta.see_gradient(max_magnitude(gradient))
             unit = self._theorem(t, rate)
-        self.x = self._gossip.copy_of(reference)
+        self.x = self._copy_of(reference)
         add_scaled_(self.x, -rate, gradient)
-        return self._gossip.begin(t, reference, self._theta, unit)
+        return self._send(t, reference, unit)
 
     def _theorem(self, t: int, rate: float) -> float:
         """Return θ of round t for G∞ = 1."""
@@ -190,7 +439,7 @@ class MoniquaD2(LastStep, _ModuloAlgorithm):
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         if self._theta.mode == "verified":
-            refuse_unstable(modulo_compressor(node), node.averaging_rate, halfway=True)
+            refuse_unstable(self._compressor, node.averaging_rate, halfway=True)
         self._d1 = 0.0
         if self._theta.mode == "theorem":
             self._d1 = d2_constant(node.schedule.at(0), node.averaging_rate)
@@ -201,8 +450,8 @@ class MoniquaD2(LastStep, _ModuloAlgorithm):
             self._theta.see_gradient(max_magnitude(gradient))
             unit = theorem_4(rate, 1.0, self.node.schedule.num_peers, self._d1)
         reference, self.last_step = half_step_(self.x, self.last_step, gradient, rate)
-        self.x = self._gossip.copy_of(reference)
-        return self._gossip.begin(t, reference, self._theta, unit)
+        self.x = self._copy_of(reference)
+        return self._send(t, reference, unit)
 
 
 def modulo_compressor(node: NodeContext) -> Modulo:
@@ -228,6 +477,22 @@ def theta_control(node: NodeContext, *, hold_rounds: int = 1) -> ThetaControl:
     return ThetaControl(mode, node.modulo.theta, node.layout.num_layers, hold_rounds if fine else 1)
 
 
+def theta_floors(code: Modulo, x: FloatArray, layout: Layout) -> npt.NDArray[np.float64]:
+    """Return the least θ that the float type allows for each layer: float64[num_layers]."""
+    floors = (theta_floor(max_magnitude(x[part]), code.bits, code.rounding, x.dtype) for part in layout.slices)
+    return np.array(list(floors))
+
+
+def coded(code: Modulo, x: FloatArray, node: NodeContext, draws: Draws, thetas: npt.NDArray[np.float64]) -> Payload:
+    """Return the codes of x, layer by layer, each with its θ; small layers whole."""
+    return tuple(
+        whole_layer(x[part])
+        if part.stop - part.start < node.whole_below
+        else code.compress(x[part], layer, draws, theta=float(thetas[layer]))
+        for layer, part in enumerate(node.layout.slices)
+    )
+
+
 @dataclass(frozen=True)
 class Source:
     """Vector and settings from which the codes of one round came, kept for repairs."""
@@ -235,314 +500,6 @@ class Source:
     compressor: Modulo
     values: FloatArray
     thetas: npt.NDArray[np.float64]
-
-
-class ModuloGossip:
-    """One round of modulo codes after the other: sends, recovers, asks for repairs, answers them.
-
-    A round has one phase, and one more for each repair that a neighbour's code needs. Neighbours may be a round ahead
-    or behind, so that the sources of two rounds can be needed at once; between rounds it is one.
-    """
-
-    def __init__(self, node: NodeContext) -> None:
-        self._node = node
-        self._compressor = modulo_compressor(node)
-        senders, receivers = node.schedule.all_senders(node.peer), node.schedule.all_receivers(node.peer)
-        if node.modulo.verified and senders != receivers:
-            raise ConfigError(
-                "verified θ needs a graph with edges in both directions, because receivers request repairs",
-                key="algorithm.theta",
-                value="verified",
-                valid="constant or theorem, or an undirected graph",
-            )
-        self.repairs = 0
-        """Layers that had to be repaired so far."""
-        self._sources: dict[int, Source] = {}
-        self._spare: list[FloatArray] = []
-        self._scratch: FloatArray | None = None
-        self._t, self._phase = -1, 0
-        self._own: Payload = ()
-        self._is_imposed = False
-        self._reference: FloatArray = np.zeros(0)
-        self._messages: dict[int, Message] = {}
-        self._to_add: list[int] = []
-        self._further: dict[tuple[int, int], list[MoreBits | WholeIntegers]] = {}
-        self._asked: dict[int, tuple[RepairWish, ...]] = {}
-        layers = node.layout.num_layers
-        self._distances, self._violated = np.zeros(layers), np.zeros(layers)
-        self._heard = np.zeros(layers)
-        self._neighbor_distances: list[float] = []
-
-    def use_compressor(self, node: NodeContext) -> None:
-        """Use the node's compressor from the next round on; repairs of earlier rounds keep theirs."""
-        self._node, self._compressor = node, modulo_compressor(node)
-
-    def copy_of(self, values: FloatArray) -> FloatArray:
-        """Return a copy, in the memory of a source that is no longer needed, if there is one."""
-        if not self._spare:
-            return values.copy()
-        buffer = self._spare.pop()
-        buffer[:] = values
-        return buffer
-
-    def begin(self, t: int, reference: FloatArray, theta: ThetaControl, unit: float) -> Exchange:
-        """Send the codes of `reference`, which is kept and must not be written to until the next round is over."""
-        node, compressor = self._node, self._compressor
-        thetas = theta.thetas(t, unit, self._floors(reference) if theta.mode != "constant" else np.zeros(0))
-        draws = node.draw_source.draws(t)
-        imposed = node.imposed.pop(t, None)
-        self._is_imposed = imposed is not None
-        at_once = None
-        if imposed is None and node.whole_below == 0:
-            at_once = compressor.compress_all(reference, node.layout, draws, thetas)
-        self._own = (
-            imposed
-            or at_once
-            or tuple(
-                whole_layer(reference[part])
-                if part.stop - part.start < node.whole_below
-                else compressor.compress(reference[part], layer, draws, theta=float(thetas[layer]))
-                for layer, part in enumerate(node.layout.slices)
-            )
-        )
-        if imposed is not None:
-            thetas = np.array([sent.theta if isinstance(sent, Residues) else 0.0 for sent in imposed])
-        self._t, self._phase, self._reference = t, 0, reference
-        self._sources[t] = Source(compressor, reference, thetas)
-        self._further, self._asked = {}, {}
-        self._distances[:], self._violated[:], self._heard[:] = 0.0, 0.0, 0.0
-        self._neighbor_distances = []
-        return gossip_exchange(node, t, self._own)
-
-    def _floors(self, reference: FloatArray) -> npt.NDArray[np.float64]:
-        code, slices = self._compressor, self._node.layout.slices
-        return np.array(
-            [theta_floor(max_magnitude(reference[part]), code.bits, code.rounding, reference.dtype) for part in slices]
-        )
-
-    def advance(self, x: FloatArray, inbox: Mapping[int, Message], theta: ThetaControl) -> Exchange | None:
-        """Add Σ_j W̄_ij (x̂_j − x̂_i) to `x`, as far as the codes can be read; ask for repairs of the others."""
-        lost = self._take_codes(inbox, theta) if self._phase == 0 else self._take_repairs(inbox)
-        self._keep_shares_(x, lost)
-        self._add_readable_(x)
-        if not self._to_add:
-            self._finish(theta)
-            return None
-        # All other repairs are asked for in the same phase.
-        self._asked = {}
-        for sender in self._to_add:
-            if sender != self._node.peer and (wishes := self._recover(sender)):
-                self._asked[sender] = tuple(wishes)
-        self._phase += 1
-        if self._phase == 1:
-            self.repairs += sum(map(len, self._asked.values()))
-        requests = {
-            sender: Message(MessageKind.REPAIR_REQUEST, self._node.peer, self._t, phase=self._phase, wanted=wishes)
-            for sender, wishes in self._asked.items()
-        }
-        return Exchange(requests, frozenset(requests), phase=self._phase)
-
-    def _take_codes(self, inbox: Mapping[int, Message], theta: ThetaControl) -> set[int]:
-        """Take the codes of the round; return the senders that were lost before they sent one."""
-        node, t = self._node, self._t
-        awaits = node.schedule.senders(t, node.peer)
-        check_inbox(inbox, awaits, t, node.layout, may_lack=can_lose_peers(node), modulo=True)
-        for message in inbox.values():
-            self.check_codes(message, theta, self._reference.dtype)
-        self._messages = dict(inbox)
-        self._to_add = sorted({*inbox, node.peer})
-        # Every neighbour is in round t, hence through with t − 1: nobody will ask for that source again.
-        for round_ in [r for r in self._sources if r < t]:
-            self._retire(round_)
-        return set(awaits) - inbox.keys()
-
-    def check_codes(self, message: Message, theta: ThetaControl, dtype: npt.DTypeLike) -> None:
-        """Raise RemoteProtocolError unless every code has this run's settings."""
-        check_codes(message, self._node, self._compressor, theta, dtype, self._node.modulo.bits_between)
-
-    def check_repair(self, repair: Message, dtype: npt.DTypeLike) -> None:
-        """Raise RemoteProtocolError unless the phase under way asked the sender for this message."""
-        wishes = self._asked.get(repair.sender, ())
-        check_repair(repair, wishes, self._messages[repair.sender].layers if wishes else (), dtype)
-
-    def _retire(self, round_: int) -> None:
-        self._spare.append(self._sources.pop(round_).values)
-        del self._spare[:-1]
-
-    def _take_repairs(self, inbox: Mapping[int, Message]) -> set[int]:
-        """Take the repairs asked for; return the senders that were lost before they answered: their codes cannot be
-        read."""
-        if inbox.keys() != self._asked.keys() and not (
-            can_lose_peers(self._node) and inbox.keys() < self._asked.keys()
-        ):
-            raise LocalProtocolError(f"round {self._t}: repairs of {sorted(inbox)}, asked {sorted(self._asked)}")
-        for message in inbox.values():
-            self.check_repair(message, self._reference.dtype)
-        for sender, message in inbox.items():
-            for wish, layer in zip(self._asked[sender], message.layers, strict=True):
-                assert isinstance(layer, (MoreBits, WholeIntegers))
-                self._further.setdefault((sender, wish.layer), []).append(layer)
-        lost = self._asked.keys() - inbox.keys()
-        self._to_add = [sender for sender in self._to_add if sender not in lost]
-        return lost
-
-    def _keep_shares_(self, x: FloatArray, lost: Collection[int]) -> None:
-        """Add η W_ij x̂_i for senders j that are lost: the weight of the missing edge stays with this end."""
-        if not lost:
-            return
-        if self._scratch is None:
-            self._scratch = np.empty_like(x)
-        self._recover_own()
-        for sender in sorted(lost):
-            weight = self._node.schedule.weight(self._t, self._node.peer, sender)
-            add_scaled_(x, self._node.averaging_rate * weight, self._scratch)
-
-    def _add_readable_(self, x: FloatArray) -> None:
-        """Add the senders' terms in ascending order, up to the first whose code cannot be read yet."""
-        node, rate = self._node, self._node.averaging_rate
-        if self._scratch is None:
-            self._scratch = np.empty_like(x)
-        while self._to_add:
-            sender = self._to_add[0]
-            if sender == node.peer:
-                self._recover_own()
-                weight = own_weight(node, self._t) - 1.0
-            elif self._recover(sender):
-                return
-            else:
-                self._measure(sender)
-                weight = self._messages[sender].mixing_weight
-            add_scaled_(x, rate * weight, self._scratch)
-            self._to_add.pop(0)
-
-    def _omega(self, layer: int, part: slice) -> Omega:
-        draws = self._node.draw_source.draws(self._t)
-        return self._compressor.omega(self._reference[part], layer, draws)
-
-    def _recover_own(self) -> None:
-        """Write x̂_i to the scratch vector, to the bit that of every receiver."""
-        assert self._scratch is not None
-        for layer, (part, sent) in enumerate(zip(self._node.layout.slices, self._own, strict=True)):
-            if isinstance(sent, Residues) and self._is_imposed:
-                # The reference may differ in its last bits from the one that was coded.
-                recover(sent, self._reference[part], self._omega(layer, part), out=self._scratch[part])
-            elif isinstance(sent, Residues):
-                code = self._compressor.code
-                code.own_value(self._reference[part], sent.theta, self._omega(layer, part), out=self._scratch[part])
-            elif isinstance(sent, Dense):
-                self._scratch[part] = sent.values
-
-    def _recover(self, sender: int) -> list[RepairWish]:
-        """Write x̂_j to the scratch vector and return wishes for the layers that cannot be read yet."""
-        assert self._scratch is not None
-        node, layers = self._node, self._messages[sender].layers
-        draws, verified = node.draw_source.draws(self._t), self._compressor.verified
-        if recover_all(layers, self._reference, node.layout, draws, self._scratch, verified=verified):
-            return []
-        wishes = []
-        for layer, part in enumerate(node.layout.slices):
-            sent, out, reference = self._messages[sender].layers[layer], self._scratch[part], self._reference[part]
-            if isinstance(sent, Dense):
-                out[:] = sent.values
-                continue
-            assert isinstance(sent, Residues)
-            omega = self._omega(layer, part)
-            further = self._further.get((sender, layer), [])
-            try:
-                wish = recover_or_wish(sent, further, layer, reference, omega, out, self._compressor.verified, sender)
-            except ThetaTooSmall:
-                # Nothing more can be asked for without a hash: like that of a lost peer, its share stays with this end.
-                self._recover_own()
-                return []
-            if wish is not None:
-                wishes.append(wish)
-                self._violated[layer] = max(self._violated[layer], sent.theta)
-        return wishes
-
-    def _measure(self, sender: int) -> None:
-        """Measure the distance of the sender's x̂, in the scratch vector, from the own reference."""
-        assert self._scratch is not None
-        squares = 0.0
-        for layer, (part, sent) in enumerate(zip(self._node.layout.slices, self._messages[sender].layers, strict=True)):
-            largest, layer_squares = distances(self._scratch[part], self._reference[part])
-            squares += layer_squares
-            if isinstance(sent, Residues):
-                self._distances[layer] = max(self._distances[layer], largest - code_error(sent))
-                self._heard[layer] = max(self._heard[layer], sent.theta)
-        self._neighbor_distances.append(squares**0.5)
-
-    def _finish(self, theta: ThetaControl) -> None:
-        self._messages = {}
-        theta.after_round(self._t, self._sources[self._t].thetas, self._distances, self._heard, self._violated)
-        if not self._compressor.verified:
-            self._retire(self._t)  # Nobody can ask for a repair.
-
-    def answer(self, request: Message) -> Message:
-        """Return the further bits of this or the last round's integers that a receiver asks for."""
-        source = self._sources.get(request.round)
-        if request.sender not in self._node.schedule.all_receivers(self._node.peer):
-            raise RemoteProtocolError("asks for a repair but is no neighbour", peer=request.sender)
-        if request.kind is not MessageKind.REPAIR_REQUEST or source is None or not request.wanted:
-            raise RemoteProtocolError(f"asks to repair round {request.round}, which is over", peer=request.sender)
-        draws, slices = self._node.draw_source.draws(request.round), self._node.layout.slices
-        layers: list[LayerPayload] = []
-        for wish in request.wanted:
-            if not 0 <= wish.layer < len(slices):
-                raise RemoteProtocolError(f"asks to repair layer {wish.layer}, which is none", peer=request.sender)
-            values = source.values[slices[wish.layer]]
-            if values.size < self._node.whole_below:
-                raise RemoteProtocolError(f"asks to repair layer {wish.layer}, sent whole", peer=request.sender)
-            omega = source.compressor.omega(values, wish.layer, draws)
-            layers.append(
-                repair_of(source.compressor, values, float(source.thetas[wish.layer]), omega, wish, request.sender)
-            )
-        return Message(
-            MessageKind.REPAIR,
-            self._node.peer,
-            request.round,
-            phase=request.phase,
-            layers=tuple(layers),
-            layer_ids=tuple(wish.layer for wish in request.wanted),
-        )
-
-    def metrics(self) -> Metrics:
-        """Return the health figures of the last round."""
-        measured = self._neighbor_distances
-        used = [layer.theta for layer in self._own if isinstance(layer, Residues)]
-        return Metrics(
-            neighbor_distance=sum(measured) / len(measured) if measured else None,
-            repairs=self.repairs,
-            theta=max(used, default=None),
-        )
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the count of repairs, which alone, besides θ, outlives a round."""
-        return {"repairs": np.array([self.repairs], np.int64)}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore a result of `state`."""
-        self.repairs = int(state["repairs"][0])
-
-    def transport_state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the source of the last round's codes, for receivers that may still ask for a repair."""
-        if not self._compressor.verified or not self._sources:
-            return {}
-        t = max(self._sources)
-        source = self._sources[t]
-        return {
-            "round": np.array([t], np.int64),
-            "bits": np.array([source.compressor.bits], np.int64),
-            "values": source.values,
-            "thetas": source.thetas,
-        }
-
-    def restore_transport(self, state: Mapping[str, npt.NDArray[Any]], x: FloatArray) -> None:
-        """Restore a result of `transport_state`; the vector must have the shape of `x`."""
-        self._sources.clear()
-        if "round" in state:
-            values, thetas = restored_like(x, state["values"]), np.array(state["thetas"], np.float64)
-            compressor = replace(self._compressor, bits=int(state["bits"][0]))
-            self._sources[int(state["round"][0])] = Source(compressor, values, thetas)
 
 
 def recover_or_wish(

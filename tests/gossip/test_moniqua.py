@@ -69,18 +69,17 @@ def test_what_was_repaired_is_to_the_last_bit_what_the_sender_subtracts(rounding
     )
     seen = {}
     for a in algorithms:
-        group = a._gossip
-        measure, own = group._measure, group._recover_own
+        measure, own = a._measure, a._recover_own
 
-        def keep_heard(sender, group=group, measure=measure):
-            seen["heard", group._node.peer, sender] = group._scratch.tobytes()
+        def keep_heard(sender, a=a, measure=measure):
+            seen["heard", a.node.peer, sender] = a._scratch.tobytes()
             measure(sender)
 
-        def keep_own(group=group, own=own):
+        def keep_own(a=a, own=own):
             own()
-            seen["own", group._node.peer] = group._scratch.tobytes()
+            seen["own", a.node.peer] = a._scratch.tobytes()
 
-        group._measure, group._recover_own = keep_heard, keep_own
+        a._measure, a._recover_own = keep_heard, keep_own
     gossip(algorithms, 0)
     assert sum(a.metrics().repairs for a in algorithms) == 2
     assert seen["heard", 0, 1] == seen["own", 1]

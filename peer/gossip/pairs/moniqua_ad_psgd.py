@@ -9,20 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.magnitude import max_magnitude
-from peer.compress.modulo import theta_floor
 from peer.compress.payload import Dense, FloatArray, MoreBits, Payload, Residues, WholeIntegers
 from peer.errors import RemoteProtocolError
 from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
-from peer.gossip.mixing import check_layers, whole_layer
+from peer.gossip.mixing import check_layers
 from peer.gossip.moniqua import (
     check_codes,
     code_error,
     code_reach,
+    coded,
     distances,
     modulo_compressor,
     recover_or_wish,
     repair_of,
     theta_control,
+    theta_floors,
 )
 from peer.gossip.pairs.coding import FurtherBits, PairCoding
 from peer.gossip.pairs.node import PairNode
@@ -70,21 +71,13 @@ class ModuloModels(PairCoding):
         return self._code(x, request.round, np.maximum(self._floors(x), bounds))
 
     def _code(self, x: FloatArray, number: int, thetas: npt.NDArray[np.float64]) -> Payload:
-        draws = self.node.draw_source.draws(number)
-        return tuple(
-            whole_layer(x[part])
-            if part.stop - part.start < self.node.whole_below
-            else self._compressor.compress(x[part], layer, draws, theta=float(thetas[layer]))
-            for layer, part in enumerate(self.node.layout.slices)
-        )
+        return coded(self._compressor, x, self.node, self.node.draw_source.draws(number), thetas)
 
     def _thetas(self, x: FloatArray, number: int) -> npt.NDArray[np.float64]:
         return self._theta.thetas(number, theorem_5(self._rate, 1.0, self._mixing_time), self._floors(x))
 
     def _floors(self, x: FloatArray) -> npt.NDArray[np.float64]:
-        code = self._compressor
-        parts = self.node.layout.slices
-        return np.array([theta_floor(max_magnitude(x[part]), code.bits, code.rounding, x.dtype) for part in parts])
+        return theta_floors(self._compressor, x, self.node.layout)
 
     def check(self, message: Message) -> None:
         check_layers(message.layers, self.node.layout, message.sender, modulo=True)
