@@ -15,22 +15,25 @@ after a crash is in `state()`.
 from __future__ import annotations
 
 import enum
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from peer.compress import add_decompressed_, decompress_layers
 from peer.compress.base import Compressor, Draws
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray, Payload
 from peer.compress.payload_norm import norm
 from peer.errors import RemoteProtocolError
-from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, RobustMixing, ServerOptions
 from peer.gossip.shared_copies import SharedCopies
+from peer.gossip.topology import Turns
+from peer.gossip.views import ViewSchedule
 from peer.records import ADAPTIVE
 from peer.wire.message import Message, MessageKind
 
@@ -129,35 +132,8 @@ class AlgorithmSpec:
         return self.momentum_of_mean or (self.adam_of_mean and momentum in (*ADAPTIVE, "script"))
 
 
-class MixingSchedule(Protocol):
-    """The sequence of mixing matrices that all peers share. Implemented in `topology.py`."""
-
-    @property
-    def num_peers(self) -> int: ...
-
-    def at(self, t: int) -> MixingMatrix:
-        """Return W of round t; W[i, j] is the weight receiver i gives to sender j."""
-        ...
-
-    def weight(self, t: int, receiver: int, sender: int) -> float:
-        """Return W[receiver, sender] of round t, 0 if there is no edge."""
-        ...
-
-    def senders(self, t: int, peer: int) -> tuple[int, ...]:
-        """Return the senders to `peer` in round t, itself left out, ascending."""
-        ...
-
-    def receivers(self, t: int, peer: int) -> tuple[int, ...]:
-        """Return the receivers of `peer` in round t, itself left out, ascending."""
-        ...
-
-    def all_senders(self, peer: int) -> tuple[int, ...]:
-        """Return the union of `senders` over the whole schedule, ascending."""
-        ...
-
-    def all_receivers(self, peer: int) -> tuple[int, ...]:
-        """Return the union of `receivers` over the whole schedule, ascending."""
-        ...
+MixingSchedule: TypeAlias = Turns | ViewSchedule
+"""The sequence of mixing matrices that all peers share."""
 
 
 class DrawSource(Protocol):
@@ -244,21 +220,6 @@ class NodeContext:
     sends it in place of the compressor's output, since the others have it already."""
     imposed_parts: dict[tuple[int, int, int], Payload] = field(default_factory=dict)
     """(round, phase, receiver) → the same, for messages in parts, where every receiver gets its own."""
-
-
-_MOMENTUM = "momentum."
-
-
-def named_state(momentum: MomentumRule) -> dict[str, npt.NDArray[Any]]:
-    """Return the state of a momentum for the `state` of the algorithm that it belongs to."""
-    return {f"{_MOMENTUM}{name}": value for name, value in momentum.state().items()}
-
-
-def restored_momentum(node: NodeContext, state: Mapping[str, npt.NDArray[Any]]) -> MomentumRule:
-    """Return the momentum with the state that `named_state` put into the state of an algorithm."""
-    momentum = node.momentum()
-    momentum.restore({k.removeprefix(_MOMENTUM): state[k] for k in state if k.startswith(_MOMENTUM)})
-    return momentum
 
 
 @dataclass(frozen=True)
@@ -450,9 +411,21 @@ class Algorithm(ABC):
         """Compress with other settings of the same compressor from the next round on. Called between rounds."""
         self.node = replace(self.node, compressor=compressor)
 
-    @abstractmethod
     def metrics(self) -> Metrics:
         """Return the health figures of the last completed round."""
+        return Metrics(push_weight=self.u, neighbor_distance=self._neighbor_distance())
+
+    def _neighbor_distance(self) -> float | None:
+        """Return the mean over the neighbours heard of ‖c_j / u_j − c_i / u_i‖₂, or None if none was heard; with robust
+        mixing, over those that are not taken to lie."""
+        layout, distances = self.node.layout, []
+        for _, message in in_sender_order(self.node.peer, self._heard):
+            if message is not None and message.push_weight > 0.0:
+                difference = decompress_layers(message.layers, layout, self.x.dtype)
+                difference /= difference.dtype.type(message.push_weight)
+                add_decompressed_(difference, self._own, layout, -1.0 / self._u_sent)
+                distances.append(float(np.linalg.norm(difference)))
+        return mean_distance(self.node, distances)
 
     def state(self) -> dict[str, FloatArray | npt.NDArray[Any]]:
         """Return everything that must survive a crash between two rounds, as named arrays (scalars as float64[1])."""
@@ -476,3 +449,23 @@ class Algorithm(ABC):
     def restore_transport(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore a result of `transport_state`."""
         del state  # Nothing is kept by default.
+
+
+def in_sender_order(peer: int, inbox: Mapping[int, Message]) -> Iterator[tuple[int, Message | None]]:
+    """Yield (sender, message) ascending, the peer itself in its place with None; senders of NOTHING are left out."""
+    for sender in sorted({*inbox, peer}):
+        if sender == peer:
+            yield peer, None
+        elif inbox[sender].kind is not MessageKind.NOTHING:
+            yield sender, inbox[sender]
+
+
+def mean_distance(node: NodeContext, distances: list[float]) -> float | None:
+    """Return the mean of distances to neighbours, None if there is none.
+
+    With robust mixing the largest are left out: the guard acts on this figure, and no liar is to end a peer by it.
+    """
+    if node.robust is not None:
+        ascending = sorted(distance if distance < math.inf else math.inf for distance in distances)
+        distances = ascending[: max(0, len(ascending) - node.robust.attackers)]
+    return sum(distances) / len(distances) if distances else None

@@ -20,26 +20,60 @@ from peer.gossip.base import (
     AlgorithmSpec,
     Exchange,
     GraphNeed,
-    Metrics,
     MomentumRule,
     NodeContext,
     NoMomentum,
-    named_state,
-    restored_momentum,
+    in_sender_order,
 )
 from peer.gossip.mixing import (
     add_scaled_,
     can_lose_peers,
     check_inbox,
-    in_sender_order,
     other_members,
     shares_of_mean,
     whole,
 )
 from peer.wire.message import Message, MessageKind
 
+_MOMENTUM = "momentum."
 
-class AllReduce(Algorithm):
+
+class MeanStep(Algorithm):
+    """Common part of the algorithms that step by the mean of all peers' gradients, on which momentum may act. Nobody's
+    model is seen in them, so how far the models are apart is not known."""
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self._momentum = node.momentum()
+        self._rate = 0.0
+
+    def _step_reach(self, gradient_norm: float, rate: float) -> float:
+        """Return how far a gradient of that norm would move x in its round if it were the mean. Adam's steps have a
+        length of their own, as long as it can square the numbers."""
+        if not self._momentum.first_step:
+            return 0.0 if gradient_norm < math.sqrt(np.finfo(self.x.dtype).max) else math.inf
+        return self._momentum.first_step * rate * gradient_norm
+
+    def hears(self, t: int, sender: int) -> bool:
+        return sender in other_members(self.node, t)
+
+    def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
+        return shares_of_mean(self.node, t)
+
+    def start_anew(self) -> None:
+        self._momentum = self.node.momentum()
+
+    def state(self) -> dict[str, Any]:
+        momentum = {f"{_MOMENTUM}{name}": value for name, value in self._momentum.state().items()}
+        return {**super().state(), **momentum}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self._momentum = self.node.momentum()
+        self._momentum.restore({k.removeprefix(_MOMENTUM): state[k] for k in state if k.startswith(_MOMENTUM)})
+
+
+class AllReduce(MeanStep):
     """x ← x − γ · mean_j g_j(x), or x ← x − γ · Adam(mean_j g_j(x)): every peer sends its whole gradient to all others.
 
     Synchronous data-parallel SGD. If every peer sends the same gradient to all, the mean (in ascending index) and x are
@@ -62,9 +96,7 @@ class AllReduce(Algorithm):
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
-        self._momentum = node.momentum()
         self._others: tuple[int, ...] = ()
-        self._rate = 0.0
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self._t, self._rate = t, rate
@@ -81,30 +113,10 @@ class AllReduce(Algorithm):
         return None
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
-        return step_reach(norm(message.layers), rate, self._momentum, self.x)
-
-    def hears(self, t: int, sender: int) -> bool:
-        return sender in other_members(self.node, t)
-
-    def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
-        return shares_of_mean(self.node, t)
-
-    def start_anew(self) -> None:
-        self._momentum = self.node.momentum()
-
-    def metrics(self) -> Metrics:
-        # Nobody's model is seen here, so how far the models are apart is not known.
-        return Metrics()
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | named_state(self._momentum)
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().restore(state)
-        self._momentum = restored_momentum(self.node, state)
+        return self._step_reach(norm(message.layers), rate)
 
 
-class ParameterServer(Algorithm):
+class ParameterServer(MeanStep):
     """x ← x − γ · mean_j C[g_j(x)]: workers push compressed gradients, the server answers with the model.
 
     Lu et al., empirical study, section 4.1. The server is a worker too and its own
@@ -129,9 +141,8 @@ class ParameterServer(Algorithm):
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        # The momentum that acts is the server's; that of a worker is never used.
         super().__init__(node, x0)
-        self._momentum = node.momentum()
-        """Momentum of the server; that of a worker is never used."""
         peers = range(node.schedule.num_peers)
         self.server = node.server.peer
         if self.server not in peers:
@@ -142,7 +153,7 @@ class ParameterServer(Algorithm):
         self._model_grid: Compressor | None
         self._gradient_grid: Compressor | None
         self._model_grid, self._gradient_grid = _grids(node)
-        self._rate, self._pulling = 0.0, False
+        self._pulling = False
 
     @property
     def is_server(self) -> bool:
@@ -156,7 +167,7 @@ class ParameterServer(Algorithm):
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
         reach = norm(message.layers)
-        return reach if message.phase else step_reach(reach, rate, self._momentum, self.x)
+        return reach if message.phase else self._step_reach(reach, rate)
 
     def unsent(self) -> Mapping[int, Message]:
         own = Message(MessageKind.GOSSIP, self.server, self._t, layers=self._own)
@@ -195,25 +206,6 @@ class ParameterServer(Algorithm):
             self.x = decompress_layers(pulled, self.node.layout, self.x.dtype)
         pull = Message(MessageKind.GOSSIP, self.server, self._t, phase=1, mixing_weight=1.0, layers=pulled)
         return Exchange(dict.fromkeys(self._workers, pull), frozenset(), phase=1)
-
-    def metrics(self) -> Metrics:
-        # Nobody's model is seen here, so how far the models are apart is not known.
-        return Metrics()
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | named_state(self._momentum)
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().restore(state)
-        self._momentum = restored_momentum(self.node, state)
-
-
-def step_reach(gradient_norm: float, rate: float, momentum: MomentumRule, x: FloatArray) -> float:
-    """Return how far a gradient of that norm would move x in its round if it were the mean. Adam's steps have a length
-    of their own, as long as it can square the numbers."""
-    if not momentum.first_step:
-        return 0.0 if gradient_norm < math.sqrt(np.finfo(x.dtype).max) else math.inf
-    return momentum.first_step * rate * gradient_norm
 
 
 def step_by_mean_(

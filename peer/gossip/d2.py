@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.payload import FloatArray
-from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, NodeContext
 from peer.gossip.mixing import (
     add_neighbours_,
     add_scaled_,
@@ -18,7 +18,6 @@ from peer.gossip.mixing import (
     compress,
     gossip_exchange,
     keep_shares_,
-    payload_distance,
     restored_like,
 )
 from peer.wire.message import Message
@@ -84,9 +83,6 @@ class D2(LastStep):
         keep_shares_(self.x, node, t, node.averaging_rate, self._own, set(awaits) - inbox.keys())
         self._heard = dict(inbox)
         return None
-
-    def metrics(self) -> Metrics:
-        return Metrics(neighbor_distance=payload_distance(self, self._own, 1.0, self._heard))
 
 
 def half_step_(

@@ -19,15 +19,11 @@ from peer.compress.payload import FloatArray, Payload
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
 from peer.gossip.mixing import (
     HoldsBack,
-    absorb_push_sum_,
-    add_neighbours_,
+    PushSum,
     add_scaled_,
-    check_inbox,
     compress,
     gossip_exchange,
     local_step_rate,
-    mixed_push_weight,
-    payload_distance,
     restored_like,
     whole,
 )
@@ -43,11 +39,14 @@ def compress_with_memory_(node: NodeContext, t: int, x: FloatArray, error_memory
 
 
 class ErrorFeedback(Algorithm):
-    """Common part: the memory δ."""
+    """Common part of the algorithms with an error memory δ."""
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         self.error_memory = np.zeros_like(self.x)
+
+    def metrics(self) -> Metrics:
+        return replace(super().metrics(), error_norm=float(np.linalg.norm(self.error_memory)))
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         return {**super().state(), "error_memory": self.error_memory}
@@ -80,11 +79,8 @@ class DeepSqueeze(HoldsBack, ErrorFeedback):
         self._t, self._own = t, compress_with_memory_(self.node, t, self.x, self.error_memory)
         return gossip_exchange(self.node, t, self._own)
 
-    def metrics(self) -> Metrics:
-        return Metrics(error_norm=float(np.linalg.norm(self.error_memory)))
 
-
-class SparsePush(ErrorFeedback):
+class SparsePush(PushSum, ErrorFeedback):
     """DeepSqueeze with gradients at z = x / u and push-sum weights: u ← u + η Σ_j (W_ij − I_ij) u_j.
 
     Aketi et al. 2021, Sparse-Push, Algorithm 1. Sends to the receivers of the round only, so that the graph may change
@@ -105,33 +101,12 @@ class SparsePush(ErrorFeedback):
         memory=Memory.ERRORS,
     )
 
-    def averaging_rate(self, t: int) -> float:
-        """Return η of round t."""
-        return self.node.averaging_rate
-
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -local_step_rate(rate, self.u, self.node.push_weight_guard), gradient)
         return self._send(t, compress_with_memory_(self.node, t, self.x, self.error_memory))
 
-    def _send(self, t: int, payload: Payload) -> Exchange:
-        self._t, self._own, self._u_sent, self._heard = t, payload, self.u, {}
-        return gossip_exchange(self.node, t, payload, push_weight=self.u, left_out=self.left_out)
-
-    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
-        node, t, rate = self.node, self._t, self.averaging_rate(self._t)
-        check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=True)
-        add_neighbours_(self.x, node, t, rate, self._own, inbox, self.left_out)
-        self.u = mixed_push_weight(self.u, node, t, rate, inbox, self.left_out)
-        return None
-
-    def absorb_late(self, message: Message) -> None:
-        absorb_push_sum_(self, message, self.averaging_rate(message.round))
-
     def shrunk_(self, scale: float) -> None:
         self.error_memory *= self.error_memory.dtype.type(scale)
-
-    def metrics(self) -> Metrics:
-        return Metrics(push_weight=self.u, error_norm=float(np.linalg.norm(self.error_memory)))
 
 
 class Scsp(SparsePush):
@@ -164,16 +139,9 @@ class Scsp(SparsePush):
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         super().advance(inbox)
-        self._heard = {} if self.wants_gradient(self._t) else dict(inbox)
+        if not self.wants_gradient(self._t):
+            self._heard = dict(inbox)  # Whole models, so that the distance to the neighbours is known.
         return None
-
-    def metrics(self) -> Metrics:
-        """Return the health figures; the distance to the neighbours is known in the full-precision rounds only."""
-        return Metrics(
-            push_weight=self.u,
-            error_norm=float(np.linalg.norm(self.error_memory)),
-            neighbor_distance=payload_distance(self, self._own, self._u_sent, self._heard),
-        )
 
 
 def final_rounds_for(distance: float, contraction: float, tolerance: float) -> int:

@@ -11,19 +11,15 @@ from typing import ClassVar
 
 from peer.compress.decompress import decompress_layers
 from peer.compress.payload import FloatArray
-from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, in_sender_order
 from peer.gossip.mixing import (
     HoldsBack,
-    absorb_push_sum_,
-    add_neighbours_,
+    PushSum,
     add_scaled_,
     check_inbox,
     compress,
     gossip_exchange,
-    in_sender_order,
     local_step_rate,
-    mixed_push_weight,
-    payload_distance,
 )
 from peer.gossip.options import RobustMixing
 from peer.gossip.robust import add_robust_
@@ -51,9 +47,6 @@ class Local(Algorithm):
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         return None
-
-    def metrics(self) -> Metrics:
-        return Metrics()
 
 
 class DPsgd(HoldsBack):
@@ -100,11 +93,8 @@ class DPsgd(HoldsBack):
         ]
         add_robust_(self.x, rule, self.node.averaging_rate, decompress_layers(self._own, layout, dtype), heard)
 
-    def metrics(self) -> Metrics:
-        return Metrics(neighbor_distance=payload_distance(self, self._own, 1.0, self._heard))
 
-
-class Sgp(Algorithm):
+class Sgp(PushSum):
     """x̃ = x − γ g(z); x ← x̃ + η Σ_j (W_ij − I_ij) x̃_j; the same for u; z = x / u.
 
     Assran et al. 2019, Stochastic Gradient Push. Needs columns that sum to 1 and nothing of the rows, so that graphs
@@ -127,20 +117,9 @@ class Sgp(Algorithm):
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -local_step_rate(rate, self.u, self.node.push_weight_guard), gradient)
-        self._t, self._own, self._u_sent, self._heard = t, compress(self.node, t, self.x), self.u, {}
-        return gossip_exchange(self.node, t, self._own, push_weight=self.u, left_out=self.left_out)
+        return self._send(t, compress(self.node, t, self.x))
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
-        node, t, rate = self.node, self._t, self.node.averaging_rate
-        check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=True)
-        add_neighbours_(self.x, node, t, rate, self._own, inbox, self.left_out)
-        self.u = mixed_push_weight(self.u, node, t, rate, inbox, self.left_out)
+        super().advance(inbox)
         self._heard = dict(inbox)
         return None
-
-    def absorb_late(self, message: Message) -> None:
-        absorb_push_sum_(self, message, self.node.averaging_rate)
-
-    def metrics(self) -> Metrics:
-        distance = payload_distance(self, self._own, self._u_sent, self._heard)
-        return Metrics(push_weight=self.u, neighbor_distance=distance)

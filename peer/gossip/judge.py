@@ -23,7 +23,7 @@ from peer.gossip.mixing import check_layers
 from peer.gossip.moniqua import FURTHER_BITS
 from peer.gossip.plausibility import Reaches, spread_of
 from peer.gossip.session import Session
-from peer.gossip.value_bounds import excess, num_first_members
+from peer.gossip.value_bounds import excess
 from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
@@ -49,7 +49,8 @@ class Judge:
         self._algorithm, self._node = session.algorithm, session.algorithm.node
         self._spec, self._me = session.algorithm.spec, session.algorithm.node.peer
         self._asks_for_repairs = self._spec.modulo and self._node.modulo.verified
-        self._most_push_weight = num_first_members(self._node) + _WEIGHT_ROOM
+        # Σu, which no change of the members raises.
+        self._most_push_weight = len(self._node.schedule.members(0)) + _WEIGHT_ROOM
         spread = spread_of(self._spec, compressors or (self._node.compressor,), self._node.layout.sizes)
         self.reaches = Reaches(self._node, spread=spread, skips=0 if self._spec.push_sum else skips)
         self.reaches.note_own(self.own_norm())

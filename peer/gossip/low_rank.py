@@ -15,9 +15,8 @@ import numpy.typing as npt
 from peer.compress import block_float
 from peer.compress.block_float import BlockFloat, Exponents, Sizes
 from peer.compress.payload import FloatArray, Levels, Payload
-from peer.gossip.base import AlgorithmSpec, GraphNeed, Memory, NodeContext
+from peer.gossip.base import AlgorithmSpec, GraphNeed, Memory, NodeContext, in_sender_order
 from peer.gossip.factors import Factors
-from peer.gossip.mixing import in_sender_order
 from peer.gossip.partitioned import Part, PartitionedAllReduce
 from peer.wire.message import Message
 

@@ -7,7 +7,7 @@ depends on the order of arrival. Weights are those that the senders told: column
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from peer.compress.float_types import own_type
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, FloatArray, Payload, Residues, num_values
 from peer.errors import LocalProtocolError, RemoteProtocolError
-from peer.gossip.base import Algorithm, Exchange, NodeContext
+from peer.gossip.base import Algorithm, Exchange, NodeContext, in_sender_order
 from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
@@ -192,21 +192,10 @@ def other_members(node: NodeContext, t: int) -> tuple[int, ...]:
 def shares_of_mean(node: NodeContext, t: int) -> tuple[float, ...]:
     """Return the possible values of one peer's share in the mean over all members of round t."""
     schedule = node.schedule
-    if not isinstance(schedule, ViewSchedule):
-        return (1.0 / schedule.num_peers,)
-    members = schedule.membership.members(t)
+    members = schedule.members(t)
     # A lost peer is missing from when each of the others heard of it.
-    present = set(members) - schedule.absent.keys()
+    present = set(members) - (schedule.absent.keys() if isinstance(schedule, ViewSchedule) else set())
     return tuple(1.0 / num_peers for num_peers in range(len(present), len(members) + 1))
-
-
-def in_sender_order(peer: int, inbox: Mapping[int, Message]) -> Iterator[tuple[int, Message | None]]:
-    """Yield (sender, message) ascending, the peer itself in its place with None; senders of NOTHING are left out."""
-    for sender in sorted({*inbox, peer}):
-        if sender == peer:
-            yield peer, None
-        elif inbox[sender].kind is not MessageKind.NOTHING:
-            yield sender, inbox[sender]
 
 
 def add_neighbours_(
@@ -251,42 +240,6 @@ def mixed_push_weight(
         else:
             mixed += rate * message.mixing_weight * message.push_weight
     return mixed
-
-
-def absorb_push_sum_(algorithm: Algorithm, message: Message, rate: float) -> None:
-    """Add η W_ij(s) c_j(s) and η W_ij(s) u_j(s) of an earlier round s, exactly as in that round."""
-    check_message(message, algorithm.node.layout)
-    if message.kind is MessageKind.NOTHING:
-        return
-    scale = rate * message.mixing_weight
-    add_decompressed_(algorithm.x, message.layers, algorithm.node.layout, scale)
-    algorithm.u += scale * message.push_weight
-
-
-def payload_distance(
-    algorithm: Algorithm, own: Payload, push_weight: float, heard: Mapping[int, Message]
-) -> float | None:
-    """Return the mean over the neighbours heard of ‖c_j / u_j − c_i / u_i‖₂, or None if none was heard; with robust
-    mixing, over those that are not taken to lie."""
-    node, distances = algorithm.node, []
-    for _, message in in_sender_order(node.peer, heard):
-        if message is not None and message.push_weight > 0.0:
-            difference = decompress_layers(message.layers, node.layout, algorithm.x.dtype)
-            difference /= difference.dtype.type(message.push_weight)
-            add_decompressed_(difference, own, node.layout, -1.0 / push_weight)
-            distances.append(float(np.linalg.norm(difference)))
-    return mean_distance(node, distances)
-
-
-def mean_distance(node: NodeContext, distances: list[float]) -> float | None:
-    """Return the mean of distances to neighbours, None if there is none.
-
-    With robust mixing the largest are left out: the guard acts on this figure, and no liar is to end a peer by it.
-    """
-    if node.robust is not None:
-        ascending = sorted(distance if distance < math.inf else math.inf for distance in distances)
-        distances = ascending[: max(0, len(ascending) - node.robust.attackers)]
-    return sum(distances) / len(distances) if distances else None
 
 
 def restored_like(x: FloatArray, saved: npt.NDArray[Any]) -> FloatArray:
@@ -383,3 +336,31 @@ class HoldsBack(Algorithm):
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         super().restore(state)
         self._held.restore(state)
+
+
+class PushSum(Algorithm):
+    """Common part of the algorithms with push-sum weights that send to the receivers of a round alone, all the same."""
+
+    def averaging_rate(self, t: int) -> float:
+        """Return η of round t."""
+        return self.node.averaging_rate
+
+    def _send(self, t: int, payload: Payload) -> Exchange:
+        self._t, self._own, self._u_sent, self._heard = t, payload, self.u, {}
+        return gossip_exchange(self.node, t, payload, push_weight=self.u, left_out=self.left_out)
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        node, t, rate = self.node, self._t, self.averaging_rate(self._t)
+        check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=True)
+        add_neighbours_(self.x, node, t, rate, self._own, inbox, self.left_out)
+        self.u = mixed_push_weight(self.u, node, t, rate, inbox, self.left_out)
+        return None
+
+    def absorb_late(self, message: Message) -> None:
+        """Add η W_ij(s) c_j(s) and η W_ij(s) u_j(s) of an earlier round s, exactly as in that round."""
+        check_message(message, self.node.layout)
+        if message.kind is MessageKind.NOTHING:
+            return
+        scale = self.averaging_rate(message.round) * message.mixing_weight
+        add_decompressed_(self.x, message.layers, self.node.layout, scale)
+        self.u += scale * message.push_weight

@@ -7,17 +7,15 @@ from typing import ClassVar
 
 from peer.compress.decompress import add_decompressed_
 from peer.compress.payload import FloatArray
-from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, in_sender_order
 from peer.gossip.mixing import (
     add_scaled_,
     can_lose_peers,
     check_inbox,
     compress,
     gossip_exchange,
-    in_sender_order,
     keep_shares_,
     own_weight,
-    payload_distance,
 )
 from peer.wire.message import Message
 
@@ -60,6 +58,3 @@ class NaiveQuantized(Algorithm):
                 add_decompressed_(self.x, message.layers, node.layout, message.mixing_weight)
         self._heard = dict(inbox)
         return None
-
-    def metrics(self) -> Metrics:
-        return Metrics(neighbor_distance=payload_distance(self, self._own, 1.0, self._heard))

@@ -7,19 +7,17 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from peer.compress.block_float import Sizes
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray, Payload
 from peer.errors import LocalProtocolError, RemoteProtocolError
-from peer.gossip.base import Algorithm, Exchange, Metrics, NodeContext, named_state, restored_momentum
-from peer.gossip.centralized import step_reach
-from peer.gossip.mixing import add_scaled_, can_lose_peers, other_members, restored_like, shares_of_mean
-from peer.gossip.views import ViewSchedule
+from peer.gossip.base import Exchange, NodeContext
+from peer.gossip.centralized import MeanStep
+from peer.gossip.error_feedback import ErrorFeedback
+from peer.gossip.mixing import add_scaled_, can_lose_peers, other_members
 from peer.wire.message import Message, MessageKind
 
 
@@ -62,7 +60,7 @@ def _divide(sizes: Sizes, members: tuple[int, ...]) -> _Shares:
     return _Shares(members, parts, tuple(member for member in members if parts[member].pieces.size))
 
 
-class PartitionedAllReduce(Algorithm):
+class PartitionedAllReduce(MeanStep, ErrorFeedback):
     """x ← x − γ ω · momentum(U), where U is the mean of all peers' contributions, the same on all peers, and ω is
     `NodeContext.outer_rate`.
 
@@ -85,9 +83,7 @@ class PartitionedAllReduce(Algorithm):
     def __init__(self, node: NodeContext, x0: FloatArray, *vectors: Sizes) -> None:
         """`vectors`: int64[vectors], the lengths of those that are added up; several take turns, round by round."""
         super().__init__(node, x0)
-        self.error_memory = np.zeros_like(self.x)
-        self._momentum = node.momentum()
-        self._rate, self._phase = 0.0, 0
+        self._phase = 0
         self._awaits: frozenset[int] = frozenset()
         self._vectors = vectors
         self._known_shares: list[_Shares | None] = [None] * len(vectors)
@@ -143,14 +139,6 @@ class PartitionedAllReduce(Algorithm):
 
     # Ownership of the numbers.
 
-    def _members(self, t: int) -> tuple[int, ...]:
-        """Return the members of round t. Lost ones are among them until the graph without them begins, so that all
-        peers divide the numbers alike."""
-        schedule = self.node.schedule
-        if isinstance(schedule, ViewSchedule):
-            return schedule.membership.members(t)
-        return tuple(range(schedule.num_peers))
-
     def _owners(self, t: int) -> tuple[int, ...]:
         """Return the members that own any numbers: with fewer numbers than members not all do."""
         return self._shares(t).owners
@@ -164,8 +152,9 @@ class PartitionedAllReduce(Algorithm):
         return self._shares(t).parts[owner]
 
     def _shares(self, t: int) -> _Shares:
-        """Return the shares of round t. The division of a set of vectors changes only with the members."""
-        members, turn = self._members(t), t % len(self._vectors)
+        """Return the shares of round t. The division of a set of vectors changes only with the members. Lost ones are
+        among them until the graph without them begins, so that all peers divide the numbers alike."""
+        members, turn = self.node.schedule.members(t), t % len(self._vectors)
         known = self._known_shares[turn]
         if known is None or known.members != members:
             known = self._known_shares[turn] = _divide(self._vectors[turn], members)
@@ -198,14 +187,8 @@ class PartitionedAllReduce(Algorithm):
             self.check_codes(message)
             self.check_part(message)
 
-    def hears(self, t: int, sender: int) -> bool:
-        return sender in self._others(t)
-
     def phases_from(self, sender: int) -> tuple[int, ...]:
         return (0, 1)
-
-    def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
-        return shares_of_mean(self.node, t)
 
     def check_codes(self, message: Message) -> None:
         if message.kind is not MessageKind.PART or not self._can_read(message.layers):
@@ -226,21 +209,4 @@ class PartitionedAllReduce(Algorithm):
         contributors."""
         part = self._part_of(message.sender if message.phase else receiver, message.round)
         mean = self._length(message.layers, part) * (message.mixing_weight if message.phase else 1.0)
-        return step_reach(mean, rate * self.node.outer_rate, self._momentum, self.x)
-
-    # State.
-
-    def start_anew(self) -> None:
-        self._momentum = self.node.momentum()
-
-    def metrics(self) -> Metrics:
-        # Nobody's model is seen here, so how far the models are apart is not known.
-        return Metrics(error_norm=float(np.linalg.norm(self.error_memory)))
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "error_memory": self.error_memory, **named_state(self._momentum)}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().restore(state)
-        self.error_memory = restored_like(self.x, state["error_memory"])
-        self._momentum = restored_momentum(self.node, state)
+        return self._step_reach(mean, rate * self.node.outer_rate)

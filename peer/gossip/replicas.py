@@ -28,7 +28,18 @@ from peer.compress.magnitude import max_magnitude
 from peer.compress.norms import sum_of_squares
 from peer.compress.payload import Dense, FloatArray, Payload, WholeIntegers
 from peer.errors import LocalProtocolError, RemoteProtocolError
-from peer.gossip.base import Algorithm, AlgorithmSpec, Digests, Exchange, GraphNeed, Memory, Metrics, NodeContext
+from peer.gossip.base import (
+    Algorithm,
+    AlgorithmSpec,
+    Digests,
+    Exchange,
+    GraphNeed,
+    Memory,
+    Metrics,
+    NodeContext,
+    in_sender_order,
+    mean_distance,
+)
 from peer.gossip.drift import DriftCorrection
 from peer.gossip.mixing import (
     HoldsBack,
@@ -39,9 +50,7 @@ from peer.gossip.mixing import (
     compress,
     distance,
     gossip_messages,
-    in_sender_order,
     local_step_rate,
-    mean_distance,
     mixed_push_weight,
     own_weight,
     restored_like,

@@ -29,7 +29,7 @@ WEIGHT_RULES = ("auto", "uniform", "metropolis", "explicit")
 
 
 class Turns:
-    """Mixing matrices, and the rounds in which each is used. Implements `gossip.base.MixingSchedule`."""
+    """Mixing matrices, and the rounds in which each is used. A `gossip.base.MixingSchedule`."""
 
     def __init__(self, matrices: Sequence[MixingMatrix], period_rounds: int = 1) -> None:
         """Let the matrices take turns, each for `period_rounds` rounds, whatever they hold."""
@@ -37,6 +37,10 @@ class Turns:
         self.matrices, self.period_rounds = tuple(matrices), period_rounds
         self._all_senders: dict[int, tuple[int, ...]] = {}
         self._all_receivers: dict[int, tuple[int, ...]] = {}
+
+    def members(self, t: int) -> tuple[int, ...]:
+        """Return the members of round t, ascending: all peers."""
+        return tuple(range(self.num_peers))
 
     def index(self, t: int) -> int:
         """Return which of the matrices round t uses."""

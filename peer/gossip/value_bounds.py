@@ -14,19 +14,12 @@ from peer.compress import block_float
 from peer.compress.columns import Columns
 from peer.compress.payload import Dense, LayerPayload, Levels, Residues, Sparse
 from peer.gossip.base import NodeContext
-from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
-
-
-def num_first_members(node: NodeContext) -> int:
-    """Return the number of peers with which a run began: Σu of push-sum, which no change of the members raises."""
-    schedule = node.schedule
-    return len(schedule.membership.members(0)) if isinstance(schedule, ViewSchedule) else schedule.num_peers
 
 
 def largest_value(dtype: npt.DTypeLike, node: NodeContext) -> float:
     """Return the largest magnitude of a number that is sent in this run."""
-    return float(np.finfo(np.dtype(dtype)).max) / (4.0 * num_first_members(node))
+    return float(np.finfo(np.dtype(dtype)).max) / (4.0 * len(node.schedule.members(0)))
 
 
 def excess(message: Message, dtype: npt.DTypeLike, node: NodeContext, *, of_factors: bool = False) -> float | None:

@@ -20,7 +20,7 @@ GraphOf = Callable[[tuple[int, ...]], Schedule]
 
 
 class ViewSchedule:
-    """Implements `gossip.base.MixingSchedule` for one peer, over the indices of all peers that it knows."""
+    """A `gossip.base.MixingSchedule` for one peer, over the indices of all peers that it knows."""
 
     def __init__(self, num_peers: int, membership: Membership, graph_of: GraphOf) -> None:
         """`num_peers`: peers known before any newcomer is heard of."""
@@ -58,6 +58,9 @@ class ViewSchedule:
     def spectral_gap(self) -> float:
         """Spectral gap of the graph of the entered round's members."""
         return self._graph_of(self.membership.members(self._now)).spectral_gap
+
+    def members(self, t: int) -> tuple[int, ...]:
+        return self.membership.members(t)
 
     def at(self, t: int) -> MixingMatrix:
         if self._is_plain:

@@ -91,7 +91,7 @@ def test_two_peers_that_complete_a_round_with_other_members_are_noticed() -> Non
     observer.round_done(one.participant)
     views = other.participant.algorithm.node.schedule
     change = replace(_loss(scenario), effective=5)
-    views.membership.add(change)  # type: ignore[attr-defined]
+    views.membership.add(change)  # type: ignore[union-attr]
     with pytest.raises(InvariantBroken, match="completed round 8"):
         observer.round_done(other.participant)
 

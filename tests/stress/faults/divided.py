@@ -167,7 +167,7 @@ class Observer(Auditor):
     def round_done(self, participant: Participant) -> None:
         peer, t = participant.peer, participant.round - 1
         views = participant.algorithm.node.schedule
-        members = views.membership.members(t)  # type: ignore[attr-defined]
+        members = views.membership.members(t)  # type: ignore[union-attr]
         if self._views.setdefault(t, members) != members:
             raise InvariantBroken(f"peer {peer} completed round {t} with {members}, and others with {self._views[t]}")
         if len({*map(self.scenario.numbering.device, members)}) < len(members):
@@ -199,7 +199,7 @@ class Observer(Auditor):
         votes = [decode_vote(vote) for vote in change.votes]
         genuine = {vote.voter for vote in votes if vote in self._cast and vote.subject == change.subject}
         for vote in () if change.ordered else votes:
-            members = views.membership.members(vote.round)  # type: ignore[attr-defined]
+            members = views.membership.members(vote.round)  # type: ignore[union-attr]
             if 2 * len(genuine.intersection(members) - {change.subject}) <= len(members):
                 raise InvariantBroken(f"{sorted(genuine)} of {members} declared peer {change.subject} lost")
         if not votes and not change.ordered:
