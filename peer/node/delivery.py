@@ -8,26 +8,10 @@ the receiver drops frames that it has seen. Mass is thus neither minted nor burn
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import islice
 
 from peer.errors import LocalProtocolError, RemoteProtocolError
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutLinkState:
-    """The part of an `OutLink` that has to survive."""
-
-    next_seq: int = 1
-    frames: tuple[bytes, ...] = ()
-    """The last ones of those numbers, in order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class InLinkState:
-    """The part of an `InLink` that has to survive."""
-
-    last_seq: int = 0
 
 
 class OutLink:
@@ -37,28 +21,29 @@ class OutLink:
         self.next_seq = 1
         self.backlog_bytes = 0
         """Total size of the frames that are not acknowledged."""
-        self._frames: deque[bytes] = deque()
+        self.frames: deque[bytes] = deque()
+        """Those frames: the last ones of the numbers below `next_seq`, in order."""
 
     @property
     def acknowledged(self) -> int:
         """The neighbour durably has every frame up to this number."""
-        return self.next_seq - 1 - len(self._frames)
+        return self.next_seq - 1 - len(self.frames)
 
     @property
     def backlog(self) -> int:
         """Number of frames that are not acknowledged."""
-        return len(self._frames)
+        return len(self.frames)
 
     def push(self, frame: bytes) -> int:
         """Return the sequence number of a new frame, which is kept until it is acknowledged."""
         seq = self.next_seq
-        self._frames.append(frame)
+        self.frames.append(frame)
         self.backlog_bytes += len(frame)
         self.next_seq += 1
         return seq
 
-    def acknowledge(self, upto: int) -> list[int]:
-        """Return the numbers of the frames that a receipt (cumulative) frees, and forget them.
+    def acknowledge(self, upto: int) -> None:
+        """Forget the frames that a receipt (cumulative) frees.
 
         Raises RemoteProtocolError if the receipt is for a frame that was never sent, or takes an earlier one back.
         """
@@ -73,28 +58,22 @@ class OutLink:
                 f"it has our frames up to {upto}, but had acknowledged {first - 1} before: it lost its state, "
                 "and those frames are gone; restore its state folder or start the run anew"
             )
-        freed = list(range(first, upto + 1))
-        for _ in freed:
-            self.backlog_bytes -= len(self._frames.popleft())
-        return freed
+        for _ in range(first, upto + 1):
+            self.backlog_bytes -= len(self.frames.popleft())
 
     def unacknowledged(self, after: int) -> list[tuple[int, bytes]]:
         """Return (number, frame) of the frames kept beyond number `after`, in order."""
         first = self.acknowledged + 1
         skip = max(0, after - first + 1)
-        return [(first + skip + i, frame) for i, frame in enumerate(islice(self._frames, skip, None))]
+        return [(first + skip + i, frame) for i, frame in enumerate(islice(self.frames, skip, None))]
 
-    def state(self) -> OutLinkState:
-        """Return the numbers and the frames that are kept."""
-        return OutLinkState(next_seq=self.next_seq, frames=tuple(self._frames))
-
-    def restore(self, state: OutLinkState) -> None:
-        """Restore a result of `state`. Raises LocalProtocolError if it cannot be that."""
-        if state.next_seq < 1 or len(state.frames) >= state.next_seq:
-            raise LocalProtocolError(f"{len(state.frames)} frames cannot be kept before number {state.next_seq}")
-        self.next_seq = state.next_seq
-        self._frames = deque(state.frames)
-        self.backlog_bytes = sum(map(len, state.frames))
+    def restore(self, next_seq: int, frames: Sequence[bytes]) -> None:
+        """Go on with these frames. Raises LocalProtocolError if that cannot be."""
+        if next_seq < 1 or len(frames) >= next_seq:
+            raise LocalProtocolError(f"{len(frames)} frames cannot be kept before number {next_seq}")
+        self.next_seq = next_seq
+        self.frames = deque(frames)
+        self.backlog_bytes = sum(map(len, frames))
 
 
 class InLink:
@@ -126,12 +105,8 @@ class InLink:
             raise LocalProtocolError(f"frame {upto} cannot become durable: {self.durable_seq} is, {self.last_seq} came")
         self.durable_seq = upto
 
-    def state(self) -> InLinkState:
-        """Return the number of the last frame accepted."""
-        return InLinkState(last_seq=self.last_seq)
-
-    def restore(self, state: InLinkState) -> None:
-        """Restore a result of `state`: whatever was saved is durable. Raises LocalProtocolError if it cannot be."""
-        if state.last_seq < 0:
-            raise LocalProtocolError(f"{state.last_seq} is not the number of a frame")
-        self.last_seq = self.durable_seq = state.last_seq
+    def restore(self, last_seq: int) -> None:
+        """Go on after this number: whatever was saved is durable. Raises LocalProtocolError if that cannot be."""
+        if last_seq < 0:
+            raise LocalProtocolError(f"{last_seq} is not the number of a frame")
+        self.last_seq = self.durable_seq = last_seq

@@ -28,15 +28,15 @@ from typing import Any
 from peer.errors import RemoteProtocolError
 from peer.gossip.effects import Effects, OutgoingFrame
 from peer.gossip.membership import Change
+from peer.gossip.session_state import SessionState
 from peer.node import membership_codec
 from peer.node.blame import blaming
 from peer.node.checkpoint_arrays import refusing_what_does_not_fit
 from peer.node.disk_state import DiskState, OnRound, PeerRecovery
 from peer.node.frame_account import NUMBERED_KINDS
 from peer.node.held_frames import inbox_from_checkpoint, inbox_to_checkpoint
-from peer.node.links import LinksState
 from peer.node.local_steps import RecordedSteps
-from peer.node.participant import Participant, ParticipantState
+from peer.node.participant import Participant
 from peer.node.recorded_peer import RecordedPeer
 from peer.node.repair_budget import RepairBudget
 from peer.node.replay import Replay
@@ -130,14 +130,13 @@ class DurablePeer:
 
     def _restore(self, checkpoint: Checkpoint, recovery: PeerRecovery) -> None:
         values, arrays = checkpoint.state, checkpoint.arrays
-        state = ParticipantState.from_checkpoint(values, arrays)
-        self.participant.restore(state)
+        self.participant.restore(values, arrays)
         with refusing_what_does_not_fit():
             self._peer.told.restore(values.get("told"), self.participant.round)
         for peer in self.participant.membership.newcomers:
             self.links.meet(peer)
         with refusing_what_does_not_fit():
-            self.links.restore(LinksState.from_checkpoint(values, arrays))
+            self.links.restore(values, arrays)
             waiting = inbox_from_checkpoint(values, arrays)
         # Before members could change, frames that wait in the inbox were left out of the count.
         is_counted = "received" in values
@@ -150,7 +149,8 @@ class DurablePeer:
             except RemoteProtocolError as error:
                 recovery.notices.append(f"the checkpoint holds a frame that is refused; it is left out: {error}")
                 self.links.ask_again(each.peer, each.seq)
-        self.participant.session.late_neighbors.restore_lateness(state.session.late)
+        late = SessionState.from_json(values["session"]).late
+        self.participant.session.late_neighbors.restore_lateness(late)
 
     def _journal_unsent(self, made: Collection[OutgoingFrame]) -> None:
         """Journal the own frames that the crash kept from the journal, and count them as made."""
@@ -423,12 +423,11 @@ class DurablePeer:
             return self.sync()
         if round_ == self.disk_state.base_round and self.disk_state.checkpoint_bytes and not anew:
             return self.sync()
-        values, arrays = self.participant.state().to_checkpoint()
+        values, arrays = self.participant.to_checkpoint()
         if self.participant.algorithm.spec.tells_all is not None and self.disk_state.protocol >= EQUALITY:
             values["told"] = self._peer.told.state()
         self._peer.forget_used()
-        links = self.links.state()
-        link_values, link_arrays = links.to_checkpoint()
+        received, (link_values, link_arrays) = self.links.received(), self.links.to_checkpoint()
         inbox_values, inbox_arrays = inbox_to_checkpoint(self._peer.waiting.all())
         self.disk_state.save(
             round_,
@@ -436,4 +435,4 @@ class DurablePeer:
             {**arrays, **link_arrays, **inbox_arrays},
         )
         self.durable_round, self._has_script_steps = round_, False
-        return self.links.mark_durable(links.received)
+        return self.links.mark_durable(received)

@@ -28,7 +28,7 @@ from typing import Any
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.effects import Effects
 from peer.node.disk_state import DiskState, OnRound, PeerRecovery, model_digest
-from peer.node.pair_participant import PairParticipant, PairState
+from peer.node.pair_participant import PairParticipant
 from peer.node.replay import recall_step
 from peer.protocol import OLDEST
 from peer.state.journal import Call, Called, Record, Stepped
@@ -72,7 +72,7 @@ class DurablePair:
         recovery, self.participant.reaches.is_replaying = PeerRecovery(), True
         checkpoint = self.disk_state.load_newest(recovery)
         if checkpoint is not None:
-            self.participant.restore(PairState.from_checkpoint(checkpoint.state, checkpoint.arrays))
+            self.participant.restore(checkpoint.state, checkpoint.arrays)
             # The first release counted nothing and kept no journal.
             self._calls = int(checkpoint.state.get("calls", 0))
         on_load(recovery.state)
@@ -229,7 +229,7 @@ class DurablePair:
 
         One of the same round as the last is written once more, with the answers since, and its journal goes on.
         """
-        values, arrays = self.participant.state().to_checkpoint()
+        values, arrays = self.participant.to_checkpoint()
         calls = {"calls": self._calls}
         self.disk_state.save(
             self.round,

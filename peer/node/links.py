@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -16,40 +16,7 @@ import numpy.typing as npt
 from peer.errors import StateBehind
 from peer.gossip.effects import OutgoingFrame
 from peer.node.checkpoint_arrays import Arrays, cut, joined
-from peer.node.delivery import InLink, InLinkState, OutLink, OutLinkState
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinksState:
-    """The streams as a checkpoint holds them."""
-
-    received: Mapping[int, int] = field(default_factory=dict)
-    """Neighbour → the last of its frames that was taken."""
-    out: Mapping[int, OutLinkState] = field(default_factory=dict)
-    """Neighbour → the frames for it that it does not have for good."""
-
-    def to_checkpoint(self) -> tuple[dict[str, object], dict[str, npt.NDArray[Any]]]:
-        """Return (JSON values, arrays)."""
-        values: dict[str, object] = {
-            "received": {str(peer): upto for peer, upto in self.received.items()},
-            "out": {
-                str(peer): {"next_seq": link.next_seq, "lengths": [*map(len, link.frames)]}
-                for peer, link in self.out.items()
-            },
-        }
-        return values, {f"out/{peer}": joined(link.frames) for peer, link in self.out.items() if link.frames}
-
-    @classmethod
-    def from_checkpoint(cls, values: Mapping[str, Any], arrays: Arrays) -> LinksState:
-        """Return the state from a result of `to_checkpoint`. Raises KeyError, TypeError or ValueError if it cannot be
-        that."""
-        # Before members could change, frames that waited in the inbox were left out of the count.
-        received = values["received"] if "received" in values else values["incoming"]
-        out = {}
-        for peer, link in values["out"].items():
-            frames = cut(arrays[f"out/{peer}"], link["lengths"]) if link["lengths"] else []
-            out[int(peer)] = OutLinkState(next_seq=link["next_seq"], frames=tuple(frames))
-        return cls(received={int(peer): upto for peer, upto in received.items()}, out=out)
+from peer.node.delivery import InLink, OutLink
 
 
 class Links:
@@ -82,7 +49,7 @@ class Links:
     def ask_again(self, peer: int, seq: int) -> None:
         """Take a neighbour's frame `seq`, and those that follow it, for not received."""
         with self._lock:
-            self.incoming[peer].restore(InLinkState(last_seq=seq - 1))
+            self.incoming[peer].restore(seq - 1)
 
     def restart(self, peer: int) -> None:
         """Count from 1 again in both directions, and forget the frames kept for the peer."""
@@ -203,23 +170,35 @@ class Links:
 
     # State.
 
-    def state(self) -> LinksState:
-        """Return everything that is kept, as of one moment."""
+    def to_checkpoint(self) -> tuple[dict[str, object], dict[str, npt.NDArray[Any]]]:
+        """Return (JSON values, arrays) of everything that is kept, as of one moment."""
         with self._lock:
-            return LinksState(
-                received={peer: link.last_seq for peer, link in self.incoming.items()},
-                out={peer: link.state() for peer, link in self.out.items()},
-            )
+            values: dict[str, object] = {
+                "received": {str(peer): link.last_seq for peer, link in self.incoming.items()},
+                "out": {
+                    str(peer): {"next_seq": link.next_seq, "lengths": [*map(len, link.frames)]}
+                    for peer, link in self.out.items()
+                },
+            }
+            return values, {f"out/{peer}": joined(link.frames) for peer, link in self.out.items() if link.frames}
 
-    def restore(self, state: LinksState) -> None:
-        """Restore a result of `state`. Raises LocalProtocolError if it cannot be that."""
+    def restore(self, values: Mapping[str, Any], arrays: Arrays) -> None:
+        """Restore a result of `to_checkpoint`. Raises KeyError, TypeError, ValueError or LocalProtocolError if it
+        cannot be that."""
+        # Before members could change, frames that waited in the inbox were left out of the count.
+        known = values["received"] if "received" in values else values["incoming"]
+        received = {int(peer): upto for peer, upto in known.items()}
+        out: dict[int, tuple[int, list[bytes]]] = {}
+        for peer, link in values["out"].items():
+            frames = cut(arrays[f"out/{peer}"], link["lengths"]) if link["lengths"] else []
+            out[int(peer)] = link["next_seq"], frames
         with self._lock:
             # A joining peer may have heard of members from a peer of whose own join it had not heard yet.
-            for peer in sorted({*state.received, *state.out} - {*self.out, self._me}):
+            for peer in sorted({*received, *out} - {*self.out, self._me}):
                 self._restart(peer)
             for peer in self.out:
-                self.incoming[peer].restore(InLinkState(last_seq=state.received.get(peer, 0)))
-                self.out[peer].restore(state.out.get(peer, OutLinkState()))
+                self.incoming[peer].restore(received.get(peer, 0))
+                self.out[peer].restore(*out.get(peer, (1, ())))
 
     def _restart(self, peer: int) -> None:
         self.out[peer], self.incoming[peer] = OutLink(), InLink()

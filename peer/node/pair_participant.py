@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,28 +33,6 @@ from peer.wire.message import Message, MessageKind
 
 EXCHANGES_SKIPPED = 1 << 16
 """Exchange numbers left out when a state is restored: more than are used between two saved states."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairState:
-    """Everything that the next iterations of a pair participant depend on, between two iterations."""
-
-    layout: str
-    """Digest of the layout."""
-    algorithm: Arrays
-    training: Arrays
-
-    def to_checkpoint(self) -> tuple[dict[str, object], dict[str, Any]]:
-        """Return (JSON values, arrays)."""
-        return {"layout": self.layout}, grouped(algorithm=self.algorithm, training=self.training)
-
-    @classmethod
-    def from_checkpoint(cls, values: Mapping[str, Any], arrays: Arrays) -> PairState:
-        """Return the state from a result of `to_checkpoint`. Raises StateError if it cannot be that."""
-        with refusing_what_does_not_fit():
-            return cls(
-                layout=values["layout"], algorithm=group(arrays, "algorithm"), training=group(arrays, "training")
-            )
 
 
 class PairParticipant:
@@ -234,20 +211,21 @@ class PairParticipant:
 
     # State.
 
-    def state(self) -> PairState:
-        """Return everything the next iterations depend on. Between iterations."""
+    def to_checkpoint(self) -> tuple[dict[str, object], dict[str, Any]]:
+        """Return everything that the next iterations depend on, as (JSON values, arrays). Between iterations."""
         if self._read is not None:
             raise LocalProtocolError("the training state is in flux while a gradient is computed")
         algorithm = {name: np.array(value) for name, value in self.algorithm.state().items()}
-        return PairState(layout=self.layout.digest, algorithm=algorithm, training=self.local_steps.state())
+        return {"layout": self.layout.digest}, grouped(algorithm=algorithm, training=self.local_steps.state())
 
-    def restore(self, state: PairState) -> Effects:
-        """Restore a result of `state`. Raises StateError if it belongs to another model or algorithm."""
-        if state.layout != self.layout.digest:
-            raise StateError("the checkpoint holds a model of another shape; use a new state folder")
+    def restore(self, values: Mapping[str, Any], arrays: Arrays) -> Effects:
+        """Restore a result of `to_checkpoint`. Raises StateError if it cannot be that, or belongs to another model or
+        algorithm."""
         with refusing_what_does_not_fit():
-            self.algorithm.restore(state.algorithm)
-            self.local_steps.restore(state.training)
+            if values["layout"] != self.layout.digest:
+                raise StateError("the checkpoint holds a model of another shape; use a new state folder")
+            self.algorithm.restore(group(arrays, "algorithm"))
+            self.local_steps.restore(group(arrays, "training"))
         request = self.algorithm.open_request
         self._open_request = None
         if request is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,56 +45,6 @@ from peer.records import RoundRecord
 from peer.state.journal import Stepped
 from peer.wire.last_codes import LastCodes
 from peer.wire.message import Message, MessageKind
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParticipantState:
-    """Everything that the next rounds of a participant depend on, between two rounds."""
-
-    session: SessionState
-    layout: str
-    """Digest of the layout."""
-    replica_repairs: int = 0
-    changes: Sequence[Sequence[Any]] = ()
-    """`Membership.state()`."""
-    algorithm: Arrays
-    buffer: Arrays
-    """`Algorithm.transport_state()`."""
-    training: Arrays
-    budget: Arrays = field(default_factory=dict)
-    codes: Arrays = field(default_factory=dict)
-    """`LastCodes.state()`."""
-
-    def to_checkpoint(self) -> tuple[dict[str, object], dict[str, Any]]:
-        """Return (JSON values, arrays)."""
-        values: dict[str, object] = {
-            "session": self.session.to_json(),
-            "layout": self.layout,
-            "repairs": self.replica_repairs,
-        }
-        if self.changes:
-            values["members"] = self.changes
-        arrays = grouped(
-            algorithm=self.algorithm, buffer=self.buffer, training=self.training, budget=self.budget, codes=self.codes
-        )
-        return values, arrays
-
-    @classmethod
-    def from_checkpoint(cls, values: Mapping[str, Any], arrays: Arrays) -> ParticipantState:
-        """Return the state from a result of `to_checkpoint`. Raises StateError if it cannot be that."""
-        with refusing_what_does_not_fit():
-            return cls(
-                session=SessionState.from_json(values["session"]),
-                layout=values["layout"],
-                # The first releases wrote nothing of repairs and members: there were none.
-                replica_repairs=int(values.get("repairs", 0)),
-                changes=values.get("members", ()),
-                algorithm=Group(arrays, "algorithm"),
-                buffer=Group(arrays, "buffer"),
-                training=Group(arrays, "training"),
-                budget=group(arrays, "budget"),
-                codes=group(arrays, "codes"),
-            )
 
 
 class Participant:
@@ -391,41 +341,48 @@ class Participant:
 
     # State.
 
-    def state(self) -> ParticipantState:
-        """Return everything the next rounds depend on. Between rounds only."""
+    def to_checkpoint(self) -> tuple[dict[str, object], dict[str, Any]]:
+        """Return everything that the next rounds depend on, as (JSON values, arrays). Between rounds only."""
         # Late messages are in no journal after this checkpoint: they belong to the state, not to the inbox.
         self.absorb_late()
-        return ParticipantState(
-            session=self.session.state(),
-            layout=self.layout.digest,
-            replica_repairs=self.agreement.repairs,
-            changes=self.membership.state(),
+        values: dict[str, object] = {
+            "session": self.session.state().to_json(),
+            "layout": self.layout.digest,
+            "repairs": self.agreement.repairs,
+        }
+        if changes := self.membership.state():
+            values["members"] = changes
+        arrays = grouped(
             algorithm={**self.algorithm.state(), **self.reaches.state()},
             buffer=self.algorithm.transport_state(),
             training=self.local_steps.state(),
             budget={} if self.budget is None else self.budget.state(),
             codes={} if self.last_codes is None else self.last_codes.state(self.round),
         )
+        return values, arrays
 
-    def restore(self, state: ParticipantState) -> None:
-        """Restore a result of `state`. Raises StateError if it belongs to another model or algorithm."""
-        if state.layout != self.layout.digest:
-            raise StateError("the checkpoint holds a model of another shape; use a new state folder")
+    def restore(self, values: Mapping[str, Any], arrays: Arrays) -> None:
+        """Restore a result of `to_checkpoint`. Raises StateError if it cannot be that, or belongs to another model or
+        algorithm."""
         with refusing_what_does_not_fit():
+            session, algorithm = SessionState.from_json(values["session"]), Group(arrays, "algorithm")
+            if values["layout"] != self.layout.digest:
+                raise StateError("the checkpoint holds a model of another shape; use a new state folder")
+            # The first releases wrote nothing of repairs and members: there were none.
+            self.agreement.repairs = int(values.get("repairs", 0))
             if self.budget is not None:
-                self.budget.restore(state.budget)
+                self.budget.restore(group(arrays, "budget"))
                 self.algorithm.use_compressor(self._variants[self.budget.variant])
             # The members first: the edges decide which replicas the algorithm has.
-            self.membership.restore(state.changes)
-            self.session.restore(state.session)
+            self.membership.restore(values.get("members", ()))
+            self.session.restore(session)
             self.membership.restore_edges()
-            self.algorithm.restore(state.algorithm)
-            self.algorithm.restore_transport(state.buffer)
-            self.local_steps.restore(state.training)
-            self.reaches.restore(state.algorithm, self._judge.own_norm)
-            self.agreement.repairs = state.replica_repairs
+            self.algorithm.restore(algorithm)
+            self.algorithm.restore_transport(Group(arrays, "buffer"))
+            self.local_steps.restore(Group(arrays, "training"))
+            self.reaches.restore(algorithm, self._judge.own_norm)
             if self.last_codes is not None:
-                self.last_codes.restore(state.codes)
+                self.last_codes.restore(group(arrays, "codes"))
 
     # Inside.
 

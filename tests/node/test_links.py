@@ -6,8 +6,7 @@ import pytest
 
 from peer.errors import StateBehind
 from peer.gossip.effects import OutgoingFrame
-from peer.node.delivery import OutLinkState
-from peer.node.links import Links, LinksState
+from peer.node.links import Links
 
 
 def frames(receiver: int, *contents: bytes) -> list[OutgoingFrame]:
@@ -99,21 +98,23 @@ def test_streams_go_on_where_their_state_was_saved() -> None:
     links.publish(links.numbered([*frames(1, b"a", b"bb"), *frames(2, b"c")]))
     links.acknowledge(1, 1)
     links.incoming[2].accept(1)
-    values, arrays = links.state().to_checkpoint()
+    values, arrays = links.to_checkpoint()
     assert values == {
         "received": {"1": 0, "2": 1},
         "out": {"1": {"next_seq": 3, "lengths": [2]}, "2": {"next_seq": 2, "lengths": [1]}},
     }
     again = Links(0, [1, 2, 3])
-    again.restore(LinksState.from_checkpoint(values, arrays))
+    again.restore(values, arrays)
     assert again.connected(1, 1) == [(2, b"bb")]
     assert again.durable_from(2) == 1
     assert [each.seq for each in again.numbered([*frames(1, b"d"), *frames(3, b"e")])] == [3, 1]
 
 
 def test_a_checkpoint_of_the_first_release_is_read() -> None:
-    state = LinksState.from_checkpoint({"incoming": {"1": 4}, "out": {"1": {"next_seq": 2, "lengths": []}}}, {})
-    assert state == LinksState(received={1: 4}, out={1: OutLinkState(next_seq=2)})
+    links = Links(0, [1])
+    links.restore({"incoming": {"1": 4}, "out": {"1": {"next_seq": 2, "lengths": []}}}, {})
+    assert links.received() == {1: 4}
+    assert (links.out[1].next_seq, [*links.out[1].frames]) == (2, [])
 
 
 def test_a_peer_that_was_never_met_can_be_lost() -> None:

@@ -48,7 +48,7 @@ def save(run: Path, peer: int, done: int, x: npt.NDArray[np.float32], u: float, 
     setup = RunSetup.open(load(file, environment={}), file.parent)
     trainer = setup.trainer(peer)
     participant = setup.participant(peer, trainer, trainer.layout, trainer.initial_vector())
-    state, arrays = participant.state().to_checkpoint()
+    state, arrays = participant.to_checkpoint()
     arrays |= {"algorithm/x": x, "algorithm/u": np.array([u])}
     if changes:
         state["members"] = Membership((0, 1, 2), changes).state()

@@ -192,7 +192,7 @@ def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[
         # Two steps, which leave statistics, and move the follower.
         for step in range(2):
             trainer.gradient(trainer.initial_vector() + np.float32(0.1 * peer), step, 0.1, 0.1)
-        state, found = participant.state().to_checkpoint()
+        state, found = participant.to_checkpoint()
         x = np.random.default_rng(peer).standard_normal(trainer.layout.size).astype(np.float32)
         found |= {"algorithm/x": x, "algorithm/u": np.array([u])}
         for kept in (10, done):
