@@ -94,14 +94,13 @@ FOLDERS: dict[str, set[str]] = {
     "daemon.notes": {"daemon.neighbors", "daemon.round_frames", "daemon.runtime"},
     "daemon.members": {
         "daemon.local_peer",
-        "daemon.loop_protocol",
         "daemon.neighbors",
         "daemon.notes",
         "daemon.round_frames",
         "daemon.runtime",
         "daemon.watcher",
     },
-    "daemon.operator": {"daemon.members", "daemon.parts"},
+    "daemon.operator": {"daemon.members", "daemon.parts", "daemon.training_parts"},
     "lab.study": {"lab.description", "lab.grid"},
     "lab.sweep": {"lab.description", "lab.grid"},
     "library.integrations": {

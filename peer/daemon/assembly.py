@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from peer.daemon.operator.audit_log import AuditLog, EventLog
 from peer.daemon.operator.operator_api import OperatorApi
 from peer.daemon.pair_exchanges import PairExchanges
 from peer.daemon.pairs import PairLoop
-from peer.daemon.parts import CommonParts, Greeting, Judge, TrainingParts
+from peer.daemon.parts import CommonParts, Greeting, Judge
 from peer.daemon.progress import SignedProgress
 from peer.daemon.recovery import recover_pairs, recover_rounds
 from peer.daemon.round_frames import RoundFrames
@@ -45,6 +45,7 @@ from peer.daemon.rounds import RoundLoop
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import PairSaver, RoundSaver
 from peer.daemon.traffic import Traffic
+from peer.daemon.training_parts import TrainingParts
 from peer.daemon.watcher import NoWatcher, Watcher
 from peer.errors import ConfigError
 from peer.gossip.membership import Change
@@ -85,8 +86,31 @@ class Parts:
 
     def make_transport(self) -> Transport:
         """Return the transport that calls these parts. Raises ConfigError."""
-        training = self.training
-        return _transport(self.common.local, self.incoming, training.linked(), self.common.releases, training.progress)
+        local, releases = self.common.local, self.common.releases
+        config = local.config
+        if local.access is None:
+            log.warning("security.mode is insecure: no encryption, no signatures, and anybody may claim to be any peer")
+        elif not isinstance(local.access, Credentials):
+            log.warning("security.mode is tls+token: nothing that peers say of each other is signed")
+        if local.begins:
+            for sentence in unreachable_pairs(config, local.setup.schedule, only=local.index):
+                raise ConfigError(sentence, key="peers")
+        return Transport(
+            me=local.number,
+            listen=config.peer.listen or None,
+            neighbors=[local.roster.neighbor(peer) for peer in self.training.linked()],
+            hello=_hello(local),
+            security=local.access,
+            options=config.transport,
+            handler=self.incoming,
+            members=local.roster.names,
+            own_relay=local.roster.relay_of(local.number),
+            own_socket=local.base / config.state.directory / OWN_SOCKET,
+            hear=self.incoming.hear,
+            needed_protocol=lambda: releases.needed,
+            device_of=local.roster.numbering.device,
+            progress=self.training.progress,
+        )
 
 
 def assemble(
@@ -428,36 +452,6 @@ def _progress(
         start_round=start_round,
         durable_round=durable_round,
         admitted=admitted,
-    )
-
-
-def _transport(
-    local: LocalPeer, incoming: Incoming, linked: Sequence[int], releases: Releases, progress: SignedProgress | None
-) -> Transport:
-    """Return the transport of a peer, with links to `linked`. Raises ConfigError."""
-    config = local.config
-    if local.access is None:
-        log.warning("security.mode is insecure: no encryption, no signatures, and anybody may claim to be any peer")
-    elif not isinstance(local.access, Credentials):
-        log.warning("security.mode is tls+token: nothing that peers say of each other is signed")
-    if local.begins:
-        for sentence in unreachable_pairs(config, local.setup.schedule, only=local.index):
-            raise ConfigError(sentence, key="peers")
-    return Transport(
-        me=local.number,
-        listen=config.peer.listen or None,
-        neighbors=[local.roster.neighbor(peer) for peer in linked],
-        hello=_hello(local),
-        security=local.access,
-        options=config.transport,
-        handler=incoming,
-        members=local.roster.names,
-        own_relay=local.roster.relay_of(local.number),
-        own_socket=local.base / config.state.directory / OWN_SOCKET,
-        hear=incoming.hear,
-        needed_protocol=lambda: releases.needed,
-        device_of=local.roster.numbering.device,
-        progress=progress,
     )
 
 

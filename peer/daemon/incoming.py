@@ -5,7 +5,7 @@ judged by the part that uses it:
 
 | what | judged by |
 | --- | --- |
-| frames, receipts, numbers of frames | `Frames`: `round_frames` or `pair_exchanges`, and the participant below |
+| frames, receipts, numbers of frames | `round_frames` or `pair_exchanges`, and the participant below |
 | notes: their form | `notes` |
 | evaluations, divergences | `evaluations`, `divergence` |
 | votes on who is lost | `loss_watch` |
@@ -32,7 +32,8 @@ from collections.abc import Mapping
 from peer.daemon.final_average import FinalAverage
 from peer.daemon.notes import notes as topics
 from peer.daemon.operator.operator_api import OperatorApi
-from peer.daemon.parts import CommonParts, Greeting, Judge, TrainingParts
+from peer.daemon.parts import CommonParts, Greeting, Judge
+from peer.daemon.training_parts import TrainingParts
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.net.neighbor import Neighbor

@@ -1,14 +1,13 @@
-"""The parts of one peer that go together: those that any way to train needs, and those of one way."""
+"""The parts of one peer that any way to train needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from peer.daemon.checkpoint_cadence import CheckpointCadence
 from peer.daemon.device.limits import Limits
 from peer.daemon.local_peer import LocalPeer
-from peer.daemon.loop_protocol import Frames, Loop, Members, Saver
 from peer.daemon.members.admissions import Admissions
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
@@ -17,10 +16,8 @@ from peer.daemon.notes.divergence import Divergence
 from peer.daemon.notes.evaluations import Evaluations, OwnEvaluation
 from peer.daemon.notes.notes import Hearsay
 from peer.daemon.notes.releases import Releases
-from peer.daemon.progress import SignedProgress
 from peer.daemon.runtime import Runtime
 from peer.daemon.watcher import Watcher
-from peer.node.disk_state import DiskState
 
 Judge = Callable[[int, bytes], None]
 """Takes a note: (neighbour, bytes). Raises RemoteProtocolError."""
@@ -48,24 +45,3 @@ class CommonParts:
     """None where the devices do not vote on the shares of the classes."""
     limits: Limits | None
     """None where no limit of this device can be reached."""
-
-
-@dataclass(kw_only=True)
-class TrainingParts:
-    """The parts that do."""
-
-    loop: Loop
-    saver: Saver
-    frames: Frames
-    members: Members
-    disk_state: DiskState
-    linked: Callable[[], Sequence[int]]
-    """Returns the peers to be linked to."""
-    notes: dict[str, Judge]
-    """Topic → who judges notes about it, of those that only this way to train has."""
-    progress: SignedProgress | None
-    """None where nothing is signed."""
-    link_down: Callable[[], None]
-    """Called when a link ended."""
-    greetings: dict[str, Greeting]
-    """Topic → source of the notes for a neighbour that is connected."""

@@ -6,7 +6,7 @@
 | what this peer is: configuration, certificate, state folder, data | `local_peer` |
 | clock, threads, signals, the request to stop | `runtime` |
 | neighbours and what goes over their links | `neighbors`, `traffic` |
-| training, in rounds or in pairs | `loop` says what is asked of it; `rounds`, `pairs` |
+| training, in rounds or in pairs | `rounds`, `pairs` |
 | its state on disk | `saving`, `checkpoint_cadence`, `recovery` |
 | accuracies; the end of training that makes no sense | `evaluations`, `divergence`, `notes` |
 | members that come and go | `member_links`, `change_requests`, `joining`, `peer_list` |

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 
-from peer.daemon.loop_protocol import Saver
 from peer.daemon.notes.evaluations import stored
 from peer.daemon.operator.audit_log import EventLog
 from peer.daemon.pair_exchanges import PairExchanges
@@ -18,13 +17,6 @@ from peer.node.durable_pair import DurablePair
 from peer.node.local_steps import RecordedSteps
 
 _SYNC_EVERY_S = 1.0
-
-
-async def sync_now_and_then(saver: Saver) -> None:
-    """Bound what a power cut costs, and let neighbours forget what is safe here. Without end."""
-    while True:
-        await asyncio.sleep(_SYNC_EVERY_S)
-        await saver.sync()
 
 
 class RoundSaver:
@@ -113,3 +105,10 @@ class PairSaver:
         self._durable.disk_state.close()
         if self._audit_log is not None:
             self._audit_log.close()
+
+
+async def sync_now_and_then(saver: RoundSaver | PairSaver) -> None:
+    """Bound what a power cut costs, and let neighbours forget what is safe here. Without end."""
+    while True:
+        await asyncio.sleep(_SYNC_EVERY_S)
+        await saver.sync()

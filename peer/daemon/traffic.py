@@ -10,24 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+from peer.net.counters import LinkCounters
 from peer.state.metrics import LinkRecord, LinkRoundRecord
-
-
-class Counters(Protocol):
-    """The transport's counters of one link since this process began (`peer.net.counters.LinkCounters`)."""
-
-    frames_sent: int
-    frames_resent: int
-    frame_bytes_sent: int
-    protobuf_bytes_sent: int
-    socket_bytes_sent: int | None
-    packet_bytes_sent: int | None
-    connections: int
-
-    @property
-    def reconnects(self) -> int: ...
 
 
 @dataclass
@@ -85,7 +70,7 @@ class Traffic:
             if entropy_bits:
                 account.sampled_values += values
 
-    def close_round(self, round_: int, counters: Mapping[int, Counters]) -> list[LinkRoundRecord]:
+    def close_round(self, round_: int, counters: Mapping[int, LinkCounters]) -> list[LinkRoundRecord]:
         """Return the rows of all links for a round that ends now."""
         rows = []
         for peer, counted in counters.items():
@@ -110,7 +95,7 @@ class Traffic:
         return rows
 
     def total(
-        self, peer: int, counted: Counters, *, up: bool, offences: int = 0, last_offence: str | None = None
+        self, peer: int, counted: LinkCounters, *, up: bool, offences: int = 0, last_offence: str | None = None
     ) -> LinkRecord:
         """Return the traffic of a link since the run began. `offences` and the last of them are those of the neighbour
         since this process began."""

@@ -12,8 +12,9 @@ import pytest
 from peer.daemon.final_average import FinalAverage
 from peer.daemon.incoming import Incoming
 from peer.daemon.operator.operator_api import OperatorApi
-from peer.daemon.parts import CommonParts, TrainingParts
+from peer.daemon.parts import CommonParts
 from peer.daemon.runtime import Runtime
+from peer.daemon.training_parts import TrainingParts
 from peer.errors import HandshakeRefused, RemoteProtocolError
 from tests.daemon.parts import FakeMembers, FakeTransport, neighbors_over
 from tests.net.transport_peers import passive

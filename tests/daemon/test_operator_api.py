@@ -15,8 +15,9 @@ from peer.daemon.members.admissions import Admissions
 from peer.daemon.members.peer_list_reload import PeerList
 from peer.daemon.notes.divergence import Claim
 from peer.daemon.operator.operator_api import OperatorApi
-from peer.daemon.parts import CommonParts, TrainingParts
+from peer.daemon.parts import CommonParts
 from peer.daemon.runtime import Runtime
+from peer.daemon.training_parts import TrainingParts
 from peer.errors import SottoError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind

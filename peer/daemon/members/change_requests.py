@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.members.member_links import MemberLinks
@@ -225,3 +226,7 @@ class FixedMembers:
     def standing(self, peer: int) -> str:
         """Return that it is a member."""
         return "member"
+
+
+Members: TypeAlias = ChangeRequests | FixedMembers
+"""Changes of a run's members at an operator's request. Refusals raise SottoError with the reason."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from peer.config.options import Config
 from peer.daemon.local_peer import LocalPeer
-from peer.daemon.loop_protocol import Members
+from peer.daemon.members.change_requests import Members
 from peer.daemon.members.first_peer_list import keep, refuse_other_changes
 from peer.daemon.runtime import Runtime
 from peer.errors import ConfigError, SottoError

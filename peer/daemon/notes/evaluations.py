@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,10 +25,10 @@ from peer.node.evaluation_cadence import is_evaluated, is_shared
 from peer.node.statements import is_later
 from peer.rate_limits import Allowances
 from peer.records import ACCURACY, Criterion
+from peer.run.setup import PeerTrainer
 from peer.run.summary import evaluation_record
 from peer.state.disk import writing
 from peer.state.metrics import EvaluationRecord
-from peer.train.evaluation import Evaluation
 from peer.train.local_step import Split
 
 log = logging.getLogger("sotto")
@@ -47,19 +47,13 @@ class Models(NamedTuple):
     u: float
 
 
-class Evaluator(Protocol):
-    """The interface that measures a model (`train.local_step.Trainer`)."""
-
-    def evaluate(self, z: FloatArray, split: Split = "test") -> Evaluation: ...
-
-
 class OwnEvaluation:
     """Measures the model of this peer."""
 
-    def __init__(self, peer: int, evaluator: Evaluator, splits: Sequence[Split], keep_in: Path | None) -> None:
+    def __init__(self, peer: int, trainer: PeerTrainer, splits: Sequence[Split], keep_in: Path | None) -> None:
         """`keep_in`: where models are left for `sotto up`, which measures how far those of all peers are apart."""
         self.splits = tuple(splits)
-        self._peer, self._evaluator, self._keep_in = peer, evaluator, keep_in
+        self._peer, self._trainer, self._keep_in = peer, trainer, keep_in
 
     def measure(self, done: int, models: Models) -> list[EvaluationRecord]:
         """Return the accuracy on each split after `done` rounds, and leave (x, u) where it is looked for.
@@ -76,7 +70,7 @@ class OwnEvaluation:
 
     def measure_split(self, done: int, z: FloatArray, split: Split) -> EvaluationRecord:
         """Return the accuracy on one split after `done` rounds."""
-        return evaluation_record(self._peer, done, split, self._evaluator.evaluate(z, split))
+        return evaluation_record(self._peer, done, split, self._trainer.evaluate(z, split))
 
 
 @dataclass

@@ -10,7 +10,8 @@ from dataclasses import asdict
 
 from peer import __version__
 from peer.daemon.members.peer_list_reload import PeerList
-from peer.daemon.parts import CommonParts, TrainingParts
+from peer.daemon.parts import CommonParts
+from peer.daemon.training_parts import TrainingParts
 from peer.errors import SottoError
 from peer.gossip.membership import ChangeKind
 from peer.net.offences import NOTABLE, advice
