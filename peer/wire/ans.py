@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from peer import native
 from peer.wire import rice
-from peer.wire.bits import ByteArray, pointer
+from peer.wire.bits import ByteArray, IntegerArray, pointer
 from peer.wire.errors import MalformedEntropyCode
 from peer.wire.reader import Reader
 from peer.wire.tokens import counts_of_groups
@@ -47,7 +47,6 @@ _BETWEEN = np.sqrt(_WEIGHTS[:-1].astype(np.float64) * _WEIGHTS[1:])
 
 WordArray = npt.NDArray[np.uint16]
 StateArray = npt.NDArray[np.uint32]
-IntegerArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

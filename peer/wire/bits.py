@@ -19,6 +19,7 @@ from peer.wire.errors import PaddingNotZero, TruncatedFrame
 
 UnsignedArray: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
+IntegerArray: TypeAlias = npt.NDArray[np.int64]
 
 CHUNK = 1 << 14
 """A multiple of 8, so that pieces of integers of a fixed width begin on whole bytes."""

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peer.compress.payload import Dense, LayerPayload, MoreBits, Residues, Sparse, ValueType, WholeIntegers
+from peer.compress.payload import Dense, LayerPayload, MoreBits, Residues, Sparse, WholeIntegers
 from peer.wire import section_writer, sections
 from peer.wire.bits import UnsignedArray
 from peer.wire.message import Message
 from peer.wire.plans import entropy_of
 from peer.wire.tokens import counts
 
-_VALUE_BITS = {ValueType.FLOAT64: 64, ValueType.FLOAT32: 32, ValueType.BFLOAT16: 16, ValueType.FLOAT16: 16}
 _PIECE = 1 << 16
 _FEW = 256
 
@@ -52,7 +51,7 @@ class _Few:
 def _bound(layer: LayerPayload, previous: LayerPayload | None, scalar_bits: int, few: _Few) -> float:
     """Return the bits of a layer, without those of codes that it adds to `few`."""
     if isinstance(layer, Dense):
-        return float(layer.values.size * _VALUE_BITS[layer.value_type])
+        return float(layer.values.size * sections.FORMATS[layer.value_type][0])
     if isinstance(layer, Sparse):
         return log2_choose(layer.size, layer.indices.size) + _bound(layer.values, None, scalar_bits, few)
     if isinstance(layer, WholeIntegers):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer import native
-from peer.wire.bits import ByteArray, pointer
+from peer.wire.bits import ByteArray, IntegerArray, pointer
 from peer.wire.rice import pointer64
 from peer.wire.tokens import counts_of_spans
 
@@ -21,8 +21,6 @@ MOST_GROUPS = 16
 """Most tables in a stream of this writer."""
 HEADER_BITS = 48
 """Approximate bits of the header of an entropy-coded stream."""
-
-IntegerArray = npt.NDArray[np.int64]
 
 _ONE_BIT = 1 << 16
 _INDEX_BITS = 13

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from peer import native
 from peer.errors import LocalProtocolError
 from peer.wire import bits, integers, rice
+from peer.wire.bits import IntegerArray
 from peer.wire.errors import IndexCountOutOfRange, IndexOutOfRange
 from peer.wire.grouping import logarithms
 from peer.wire.integers import Part
@@ -35,8 +36,6 @@ WORTH_MODELLING = 48
 """Indices of all layers below which a table costs more than it can save."""
 _NOT_ASCENDING = "sparse indices must be strictly ascending and within their layer"
 
-IndexArray = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class Coded:
@@ -44,12 +43,12 @@ class Coded:
 
     codes: npt.NDArray[np.uint8]
     """The code of each set: uint8[sets]."""
-    gaps: IndexArray
+    gaps: IntegerArray
     """Gaps of all sets, one after another. Sets with a Rice code have theirs in their sections."""
     behind: list[Part]
     """Parts that follow all sections."""
 
-    def in_sections(self, counts: IndexArray) -> Iterator[tuple[int, bytes]]:
+    def in_sections(self, counts: IntegerArray) -> Iterator[tuple[int, bytes]]:
         """Yield for each set its code and the bytes for its section."""
         start = 0
         for code, count in zip(self.codes.tolist(), counts.tolist(), strict=True):
@@ -57,7 +56,7 @@ class Coded:
             start += count
 
 
-def encode(where: IndexArray, counts: IndexArray, sizes: IndexArray, packed: bool = False) -> Coded:
+def encode(where: IntegerArray, counts: IntegerArray, sizes: IntegerArray, packed: bool = False) -> Coded:
     """Return the coded form of sets of indices, which follow one another in `where`.
 
     `counts` and `sizes`, int64[sets]: k of each set and n of its layer. Raises `LocalProtocolError` unless the indices
@@ -93,7 +92,7 @@ def encode(where: IndexArray, counts: IndexArray, sizes: IndexArray, packed: boo
 
 
 def _choose_codes(
-    gaps: IndexArray, codes: npt.NDArray[np.uint8], where: IndexArray, counts: IndexArray, sizes: IndexArray
+    gaps: IntegerArray, codes: npt.NDArray[np.uint8], where: IntegerArray, counts: IntegerArray, sizes: IntegerArray
 ) -> int:
     """Write the gaps of all sets and the best code of each, chosen without regard to the others; return the bytes of
     those in Rice codes."""
@@ -112,7 +111,7 @@ def _choose_codes(
     return int(in_bytes[~few].sum())
 
 
-def _fixed(gaps: IndexArray, counts: IndexArray, sizes: IndexArray, codes: npt.NDArray[np.uint8]) -> bytes:
+def _fixed(gaps: IntegerArray, counts: IntegerArray, sizes: IntegerArray, codes: npt.NDArray[np.uint8]) -> bytes:
     """Return the bit string of the gaps of all sets in the fixed code."""
     each = np.where(codes == FIXED, _bit_lengths(sizes - counts), 0)
     num_bits = int((counts * each).sum())
@@ -133,7 +132,7 @@ class Reading:
     entropy: list[tuple[int, int]] = field(default_factory=list)
 
 
-def decode(reader: Reader, code: int, count: int, size: int, reading: Reading) -> IndexArray | tuple[int, int]:
+def decode(reader: Reader, code: int, count: int, size: int, reading: Reading) -> IntegerArray | tuple[int, int]:
     """Return `int64[count]`, strictly ascending below `size`; or its place in the result of `decode_rest`: the code,
     and the number among those of that code. `count` is at most `size`."""
     if code == ALL:
@@ -150,9 +149,9 @@ def decode(reader: Reader, code: int, count: int, size: int, reading: Reading) -
     return _accumulated(gaps, np.array([count], np.int64), np.array([size], np.int64))[0]
 
 
-def decode_rest(reader: Reader, reading: Reading) -> dict[int, list[IndexArray]]:
+def decode_rest(reader: Reader, reading: Reading) -> dict[int, list[IntegerArray]]:
     """Return the indices of all sets whose gaps follow the sections, by code. Raises `IndexOutOfRange`."""
-    found: dict[int, list[IndexArray]] = {}
+    found: dict[int, list[IntegerArray]] = {}
     if reading.fixed:
         counts, sizes = _columns(reading.fixed)
         each = _bit_lengths(sizes - counts)
@@ -184,7 +183,7 @@ def name(code: int) -> str:
     return {FIXED: "pooled-fixed", ENTROPY: "pooled", ALL: "all"}.get(code, f"rice-{code}")
 
 
-def _write_gaps(gaps: IndexArray, where: IndexArray, counts: IndexArray, sizes: IndexArray) -> None:
+def _write_gaps(gaps: IntegerArray, where: IntegerArray, counts: IntegerArray, sizes: IntegerArray) -> None:
     """Write the gaps of all sets one after another."""
     gaps[:] = where
     gaps[1:] -= where[:-1]
@@ -197,8 +196,8 @@ def _write_gaps(gaps: IndexArray, where: IndexArray, counts: IndexArray, sizes: 
 
 
 def _best_rice(
-    gaps: IndexArray, starts: IndexArray, counts: IndexArray, sizes: IndexArray
-) -> tuple[IndexArray, IndexArray]:
+    gaps: IntegerArray, starts: IntegerArray, counts: IntegerArray, sizes: IntegerArray
+) -> tuple[IntegerArray, IntegerArray]:
     """Return, for each set, the best Rice parameter near that for evenly scattered indices, and its bits."""
     # For geometric gaps the best parameter is about log2(ln 2 · mean).
     guess = _bit_lengths(np.maximum(0.69 * (sizes - counts) / counts, 1.0).astype(np.int64)) - 1
@@ -211,18 +210,18 @@ def _best_rice(
     return best, needed
 
 
-def _bit_lengths(values: IndexArray) -> IndexArray:
+def _bit_lengths(values: IntegerArray) -> IntegerArray:
     """Return the number of bits that each integer, of up to 2^52, has; 0 for 0."""
-    lengths: IndexArray = np.frexp(values.astype(np.float64))[1].astype(np.int64)
+    lengths: IntegerArray = np.frexp(values.astype(np.float64))[1].astype(np.int64)
     return lengths
 
 
-def _columns(pairs: list[tuple[int, int]]) -> tuple[IndexArray, IndexArray]:
+def _columns(pairs: list[tuple[int, int]]) -> tuple[IntegerArray, IntegerArray]:
     table = np.array(pairs, np.int64)
     return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
 
 
-def _accumulated(gaps: IndexArray, counts: IndexArray, sizes: IndexArray) -> list[IndexArray]:
+def _accumulated(gaps: IntegerArray, counts: IntegerArray, sizes: IntegerArray) -> list[IntegerArray]:
     """Turn the gaps of several sets into indices, in place, and return those of each set. Raises `IndexOutOfRange`."""
     if gaps.size and (int(gaps.min()) < 0 or int(gaps.max()) >= int(sizes.max())):
         raise IndexOutOfRange(f"a gap leaves a layer of at most {int(sizes.max())} numbers")

@@ -15,7 +15,7 @@ import zstandard
 
 from peer import native
 from peer.wire import ans, bits
-from peer.wire.bits import ByteArray, UnsignedArray, pointer
+from peer.wire.bits import ByteArray, IntegerArray, UnsignedArray, pointer
 from peer.wire.errors import (
     DecompressionBomb,
     LevelOutOfRange,
@@ -23,7 +23,7 @@ from peer.wire.errors import (
     ParameterOutOfRange,
     UnknownCodec,
 )
-from peer.wire.plans import ZSTD_LEVEL, Codec, CodingPlan, IntegerArray
+from peer.wire.plans import ZSTD_LEVEL, Codec, CodingPlan
 from peer.wire.reader import Reader, varint
 from peer.wire.rice import pointer64
 from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts

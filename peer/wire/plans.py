@@ -15,7 +15,7 @@ import zstandard
 
 from peer import native
 from peer.wire import bits
-from peer.wire.bits import ByteArray, UnsignedArray, pointer
+from peer.wire.bits import ByteArray, IntegerArray, UnsignedArray, pointer
 from peer.wire.grouping import HEADER_BITS, group_spans, table_bits
 from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts
 
@@ -28,8 +28,6 @@ WORTH_MATCHING = 1 << 14
 """Integers below which repetitions are not looked for."""
 ZSTD_SAMPLE = 1 << 13
 ZSTD_LEVEL = 1
-
-IntegerArray = npt.NDArray[np.int64]
 
 
 class Codec(enum.IntEnum):

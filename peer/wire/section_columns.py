@@ -19,11 +19,11 @@ from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray, LayerPayload, Rounding, ValueType, num_values
 from peer.errors import FrameError, LocalProtocolError
 from peer.wire import checksum, indices, integers
-from peer.wire.bits import UnsignedArray, pointer
+from peer.wire.bits import IntegerArray, UnsignedArray, pointer
 from peer.wire.grouping import bits_of
 from peer.wire.integers import Part, code_type
 from peer.wire.message import Message, MessageKind
-from peer.wire.plans import Codec, IntegerArray, packed_plan, plan_codes
+from peer.wire.plans import Codec, packed_plan, plan_codes
 from peer.wire.reader import Reader, varint, zigzag
 from peer.wire.rice import pointer64
 from peer.wire.section_reader import reals_of

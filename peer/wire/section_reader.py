@@ -7,7 +7,6 @@ been read.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -26,7 +25,7 @@ from peer.compress.payload import (
     WholeIntegers,
 )
 from peer.wire import indices, integers
-from peer.wire.bits import UnsignedArray
+from peer.wire.bits import IntegerArray, UnsignedArray
 from peer.wire.errors import (
     IndexCountOutOfRange,
     MissingPrevious,
@@ -37,7 +36,7 @@ from peer.wire.errors import (
     WrongFloatType,
 )
 from peer.wire.integers import code_type, one_span
-from peer.wire.plans import Codec, IntegerArray
+from peer.wire.plans import Codec
 from peer.wire.reader import Reader, unzigzag
 from peer.wire.sections import (
     CODEC,
@@ -56,8 +55,6 @@ from peer.wire.sections import (
     predicts,
     rotated,
 )
-
-_SINGLE, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 
 
 class Ledger:
@@ -115,7 +112,7 @@ class _Reader:
         self._ledgers = ledgers
         self._ledger: Ledger | None = None
         self._where = indices.Reading()
-        self._indices: dict[int, list[indices.IndexArray]] = {}
+        self._indices: dict[int, list[IntegerArray]] = {}
         self._spans: dict[PoolKey, list[int]] = {}
         self._pooled: dict[PoolKey, int] = {}
         self._found: Found = {}
@@ -294,12 +291,7 @@ class _Reader:
         return decode_reals(self._reader, codec, ValueType(which), sizes)[0]
 
     def _scalar(self) -> float:
-        value: float
-        if self._repeats.wide:
-            (value,) = _DOUBLE.unpack(self._reader.take(8))
-        else:
-            (value,) = _SINGLE.unpack(self._reader.take(4))
-        return value
+        return self._reader.float64() if self._repeats.wide else self._reader.float32()
 
     def _begin_ledger(self) -> None:
         if self._ledgers is not None:

@@ -28,13 +28,12 @@ from peer.compress.payload import (
 )
 from peer.errors import LOWER_RATE, LocalProtocolError
 from peer.wire import indices, integers
-from peer.wire.bits import UnsignedArray
+from peer.wire.bits import IntegerArray, UnsignedArray
 from peer.wire.grouping import bits_of
 from peer.wire.integers import Part, code_type
 from peer.wire.plans import (
     Codec,
     CodingPlan,
-    IntegerArray,
     packed_plan,
     plan_change,
     plan_codes,
