@@ -110,7 +110,11 @@ class DurablePeer:
         said = self.participant.membership.own_words.take_new()
         if replay.unsent is not None or said:
             self._append(*map(Signed, said))
-            self._journal_unsent(replay.unsent or ())
+            # The own frames that the crash kept from the journal count as made.
+            unsent = replay.unsent or ()
+            self._append(self._sent(unsent))
+            for outgoing in unsent:
+                self.links.push(outgoing.receiver, outgoing.frame)
         # A crash can come between the news of a loss and its consequences.
         missing = self._with_losses(self.participant.unchanged(), recovery.now)
         for outgoing in missing.frames:
@@ -151,12 +155,6 @@ class DurablePeer:
                 self.links.ask_again(each.peer, each.seq)
         late = SessionState.from_json(values["session"]).late
         self.participant.session.late_neighbors.restore_lateness(late)
-
-    def _journal_unsent(self, made: Collection[OutgoingFrame]) -> None:
-        """Journal the own frames that the crash kept from the journal, and count them as made."""
-        self._append(self._sent(made))
-        for outgoing in made:
-            self.links.push(outgoing.receiver, outgoing.frame)
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ NUMBERED_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.PART, MessageKind.NO
 
 @dataclass
 class _Figures:
-    """Sums since the last record."""
+    """Sums since the last record, of which they are fields."""
 
     messages: int = 0
     values: int = 0
@@ -138,19 +138,8 @@ class FrameAccount:
 
     def added_to(self, record: RoundRecord) -> RoundRecord:
         """Return the record with the figures since the last call added, which begin anew."""
-        figures, self._figures = self._figures, _Figures()
-        return replace(
-            record,
-            messages=record.messages + figures.messages,
-            values=record.values + figures.values,
-            payload_bytes=record.payload_bytes + figures.payload_bytes,
-            frame_bytes=record.frame_bytes + figures.frame_bytes,
-            entropy_bits=record.entropy_bits + figures.entropy_bits,
-            train_s=record.train_s + figures.train_s,
-            gossip_s=record.gossip_s + figures.gossip_s,
-            wait_s=record.wait_s + figures.wait_s,
-            exchanges=record.exchanges + figures.exchanges,
-        )
+        figures, self._figures = vars(self._figures), _Figures()
+        return replace(record, **{name: getattr(record, name) + figure for name, figure in figures.items()})
 
     def _encode(self, receiver: int, message: Message, before: Message | None, *, takes_entropy: bool) -> OutgoingFrame:
         frame = wire.encode(message, self._layout, previous=before, packed=self._packed)

@@ -118,7 +118,7 @@ class LossVotes:
         `t`: the round under way; `lead`: rounds that members can be apart; `away_s`: peer → seconds since it could be
         reached."""
         members, is_news, self._now = self._membership.members(t), False, now
-        self._forget(t, lead)
+        self._known = {key: vote for key, vote in self._known.items() if self._is_good(vote, t, lead)}
         for subject, seconds in sorted(away_s.items()):
             own = self._known.get((subject, self._peer))
             if seconds <= self._after_s:
@@ -199,11 +199,8 @@ class LossVotes:
                 self._decided_at[subject] = now + self._after_s
         return found
 
-    def _forget(self, t: int, lead: int) -> None:
-        """Forget votes that are void."""
-        self._known = {key: vote for key, vote in self._known.items() if self._is_good(vote, t, lead)}
-
     def _is_good(self, vote: LossVote, t: int, lead: int) -> bool:
+        """Whether a vote counts; any other is void."""
         members = self._membership.members(vote.round)
         return is_current(vote.round, t, lead) and {vote.voter, vote.subject} <= {*members}
 

@@ -69,7 +69,8 @@ class RecordedPeer:
         `unreceived`, if they were taken from the links already."""
         if unreceived is None:
             _, unreceived = self.links.give_up(record.peer, record.upto)
-        self._forget_held(record.peer)
+        self.waiting.forget(record.peer)
+        self.early.forget(record.peer)
         return self._counted(self.participant.lose(record.peer, unreceived, record.now))
 
     def _counted(self, effects: Effects) -> Effects:
@@ -105,7 +106,3 @@ class RecordedPeer:
             if len(joins) == 1 and (known is None or known.last_seq == 0):
                 # Its early frames, from before it was known here, are the beginning of the same count.
                 self.links.restart(change.subject)
-
-    def _forget_held(self, peer: int) -> None:
-        self.waiting.forget(peer)
-        self.early.forget(peer)
