@@ -51,13 +51,9 @@ class Admission:
         if caller.certificate is None:
             raise SecurityError("the caller showed no certificate")
         identity = identify(caller.certificate, "the caller's certificate")
-        self.check_revoked(identity)
-        return identity
-
-    def check_revoked(self, identity: Identity | None) -> None:
-        """Raise SecurityError if a certificate was revoked."""
-        if identity is not None and isinstance(self._access, Credentials) and self._access.revoked is not None:
+        if self._access.revoked is not None:
             self._access.revoked.check(identity.serial, identity.name)
+        return identity
 
     def account(self, caller: Caller) -> str:
         """Return the key under which a caller's streams are counted: its name, or its IP address without names."""

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from peer.errors import RemoteProtocolError
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from peer.wire.reader import varint
 
 _LARGE_BYTES = 16 * 1024
 
@@ -39,8 +40,8 @@ def encode(envelope: pb.Envelope, pieces: list[Piece]) -> bytes:
     parts: list[bytes | memoryview] = [envelope.SerializeToString()]
     for piece in pieces:
         numbers = pb.Chunk(sequence=piece.sequence, offset=piece.offset, frame_bytes=piece.frame_bytes)
-        head = numbers.SerializeToString() + bytes((_DATA,)) + _varint(len(piece.data))
-        parts += (bytes((_CHUNK,)), _varint(len(head) + len(piece.data)), head, piece.data)
+        head = numbers.SerializeToString() + bytes((_DATA,)) + varint(len(piece.data))
+        parts += (bytes((_CHUNK,)), varint(len(head) + len(piece.data)), head, piece.data)
     return b"".join(parts)
 
 
@@ -106,15 +107,6 @@ def _walk_chunk(data: bytes, view: memoryview, at: int, end: int) -> Piece:
         else:
             raise _UnusualError
     return Piece(numbers[_SEQUENCE], numbers[_OFFSET], numbers[_FRAME_BYTES], content)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:

@@ -19,13 +19,12 @@ from peer.net.hello import (
     PROTOCOL_MAX,
     PROTOCOL_MIN,
     HelloInfo,
-    NoProgress,
     Progress,
     Terms,
+    ToldProgress,
     check_identity,
     check_run,
     check_texts,
-    read_progress,
     read_terms,
     told_settings,
 )
@@ -70,10 +69,10 @@ class Handshake:
     needed_protocol: Callable[[], int] = lambda: PROTOCOL_MIN
     """Returns the lowest version that serves the run by now."""
     progress: Progress | None = None
+    """None for a run that signs nothing."""
 
     def __post_init__(self) -> None:
         """Draw the nonce of this process."""
-        self._progress = self.progress or NoProgress()
         self._credentials = self.access if isinstance(self.access, Credentials) else None
         self._nonce = secrets.randbits(64)
 
@@ -133,10 +132,13 @@ class Handshake:
 
     def judge_progress(self, hello: pb.Hello, neighbor: Neighbor) -> None:
         """Raise StateBehind where the neighbour, or this peer, is behind its own signed statements."""
-        self._progress.judge(neighbor.index, read_progress(hello))
+        if self.progress is not None:
+            told = ToldProgress(own=hello.progress, shown=hello.shown, admission=hello.admission)
+            self.progress.judge(neighbor.index, told)
 
     def _hello(self, neighbor: Neighbor, received: int, *, seen_as: str = "", challenge: bytes = b"") -> pb.Hello:
-        info, progress = self.info, self._progress.told_to(neighbor.index)
+        info = self.info
+        progress = ToldProgress() if self.progress is None else self.progress.told_to(neighbor.index)
         return pb.Hello(
             protocol_min=self.needed_protocol(),
             protocol_max=PROTOCOL_MAX,

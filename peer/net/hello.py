@@ -105,22 +105,6 @@ class Progress(Protocol):
         ...
 
 
-class NoProgress:
-    """`Progress` of a run that signs nothing."""
-
-    def told_to(self, peer: int) -> ToldProgress:
-        """Return nothing."""
-        return ToldProgress()
-
-    def judge(self, peer: int, told: ToldProgress) -> None:
-        """Do nothing."""
-
-
-def read_progress(theirs: pb.Hello) -> ToldProgress:
-    """Return the statements of a hello about the progress of both ends."""
-    return ToldProgress(own=theirs.progress, shown=theirs.shown, admission=theirs.admission)
-
-
 def check_identity(theirs: pb.Hello, *, expected_name: str, certified_name: str | None, expected_index: int) -> None:
     """Check that a hello comes from the neighbour it should. Raises HandshakeRefused.
 

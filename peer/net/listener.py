@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -66,7 +67,7 @@ class Listener:
     """That of Transport."""
     is_closing: Callable[[], bool]
     """Once this is so, everybody is sent away."""
-    _greetings: dict[str, int] = field(default_factory=dict, init=False)
+    _greetings: Counter[str] = field(default_factory=Counter, init=False)
     """Streams that wait for a hello, by who opened them."""
     _hellos: dict[int, Allowance] = field(default_factory=dict, init=False)
     _offences_paid: dict[int, int] = field(default_factory=dict, init=False)
@@ -114,8 +115,7 @@ class Listener:
             return str(error)
         # Without certificates one address may stand for a machine with many peers.
         most_each = _MAX_GREETINGS_EACH if self.admission.is_certified else _MAX_GREETINGS // 2
-        own = self._greetings.get(self.admission.account(caller), 0)
-        if own >= most_each or sum(self._greetings.values()) >= _MAX_GREETINGS:
+        if self._greetings[self.admission.account(caller)] >= most_each or self._greetings.total() >= _MAX_GREETINGS:
             return "too many connections wait for their hello"
         return None
 
@@ -123,13 +123,12 @@ class Listener:
     def _greeting(self, caller: Caller) -> Iterator[None]:
         """Count a stream among those that wait for a hello."""
         account = self.admission.account(caller)
-        self._greetings[account] = self._greetings.get(account, 0) + 1
+        self._greetings[account] += 1
         try:
             yield
         finally:
             self._greetings[account] -= 1
-            if not self._greetings[account]:
-                del self._greetings[account]
+            self._greetings += Counter()  # Without those that are at 0.
 
     async def _greet(self, stream: ServedStream) -> Connection | None:
         """Exchange hellos; return the connection, unless the caller was turned away."""

@@ -110,7 +110,7 @@ class RelayService:
         """Task that serves a stream → who opened it, and under which name."""
         self._tunnels: list[_End] = []
         """The calling ends of the connections, oldest first."""
-        self._unnamed: dict[str, int] = {}
+        self._unnamed = Counter[str]()
         """Streams that wait for their first piece, by who opened them."""
         self._calls, self._waits = Allowances(**_CALLS), Allowances(**_WAITS)
 
@@ -255,15 +255,14 @@ class RelayService:
     @contextlib.contextmanager
     def _waiting_for_a_name(self, account: str) -> Iterator[None]:
         """Count a stream among those whose first piece has not come. Raises PeerUnreachable for too many of one."""
-        if self._unnamed.get(account, 0) >= _MAX_UNNAMED_EACH:
+        if self._unnamed[account] >= _MAX_UNNAMED_EACH:
             raise PeerUnreachable("too many streams wait for their first piece")
-        self._unnamed[account] = self._unnamed.get(account, 0) + 1
+        self._unnamed[account] += 1
         try:
             yield
         finally:
             self._unnamed[account] -= 1
-            if not self._unnamed[account]:
-                del self._unnamed[account]
+            self._unnamed += Counter()  # Without those that are at 0.
 
     @contextlib.contextmanager
     def _counted(self, caller: Caller, name: str) -> Iterator[asyncio.Task[None]]:

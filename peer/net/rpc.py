@@ -14,7 +14,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote_from_bytes, unquote
 
 # gRPC reads these when it is imported. Peers are exec'd, never forked; what matters is logged here in sentences.
@@ -74,24 +74,28 @@ class _Losses:
 _losses = _Losses()
 
 
-class Stream(Protocol):
+class Stream:
     """One end of a stream of messages, each of them bytes. One task reads and one writes at a time."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
 
     async def read(self) -> bytes | None:
         """Return the next message; None at the end of the stream. Raises StreamLost."""
-        ...
+        with _losses:
+            data = await self._call.read()
+        return None if data is _EOF else data
 
     async def write(self, data: bytes) -> None:
         """Send a message; return when flow control let it through. Raises StreamLost."""
-        ...
+        with _losses:
+            await self._call.write(data)
 
     async def done_writing(self) -> None:
-        """Say that nothing more will be written."""
-        ...
+        """Say that nothing more will be written, unless the end of the function that serves the stream says it."""
 
     async def abandon(self) -> None:
-        """End the stream at once, and drop data on their way."""
-        ...
+        """End the stream at once, and drop data on their way, likewise."""
 
 
 # -- the end that was called -------------------------------------------------------------------------------------------
@@ -116,29 +120,12 @@ class CallRefused(Exception):
         self.status, self.reason = status, reason
 
 
-class ServedStream:
+class ServedStream(Stream):
     """The listener's end of a stream. It ends when the function that serves it returns, after all written data."""
 
     def __init__(self, context: Any) -> None:
-        self._context = context
+        super().__init__(context)
         self.caller = _caller(context)
-
-    async def read(self) -> bytes | None:
-        """Return the next message; None at the end of the stream. Raises StreamLost."""
-        with _losses:
-            data = await self._context.read()
-        return None if data is _EOF else data
-
-    async def write(self, data: bytes) -> None:
-        """Send a message; return when flow control let it through. Raises StreamLost."""
-        with _losses:
-            await self._context.write(data)
-
-    async def done_writing(self) -> None:
-        """Do nothing: the end of the function that serves the stream says it."""
-
-    async def abandon(self) -> None:
-        """Do nothing, likewise."""
 
 
 class Server:
@@ -277,22 +264,12 @@ class Channel:
         await self._channel.close()
 
 
-class DialledStream:
+class DialledStream(Stream):
     """The dialler's end of a stream, with the channel that carries nothing else."""
 
     def __init__(self, channel: Channel, call: Any) -> None:
-        self._channel, self._call = channel, call
-
-    async def read(self) -> bytes | None:
-        """Return the next message; None at the end of the stream. Raises StreamLost."""
-        with _losses:
-            data = await self._call.read()
-        return None if data is _EOF else data
-
-    async def write(self, data: bytes) -> None:
-        """Send a message; return when flow control let it through. Raises StreamLost."""
-        with _losses:
-            await self._call.write(data)
+        super().__init__(call)
+        self._channel = channel
 
     async def done_writing(self) -> None:
         """Say that nothing more will be written."""

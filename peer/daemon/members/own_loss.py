@@ -53,12 +53,10 @@ class Answer:
     """Whether it has a link to the device that asks: to another process of it, if that has none."""
 
 
-async def status_of(
-    name: str, address: str, access: Access | None, arguments: Mapping[str, Any] | None = None
-) -> Mapping[str, Any] | None:
+async def status_of(name: str, address: str, access: Access | None) -> Mapping[str, Any] | None:
     """Return a member's status; an empty one if it refuses to answer, and None if it is not there."""
     try:
-        return await call_control(address, "status", arguments, name=name, security=access, timeout_s=_ASK_TIMEOUT_S)
+        return await call_control(address, "status", name=name, security=access, timeout_s=_ASK_TIMEOUT_S)
     except RemoteError as error:
         # A refusal is an answer, too.
         return None if isinstance(error, PeerUnreachable) else {}

@@ -150,10 +150,9 @@ def load_credentials(
     return Credentials(identity, ca_pem, certificate_pem, key_pem, revoked)
 
 
-def check_current(identity: Identity, revoked: RevocationList | None, *, now: datetime.datetime | None = None) -> None:
+def check_current(identity: Identity, revoked: RevocationList | None) -> None:
     """Raise SecurityError if a certificate is not valid today, or was revoked."""
-    now = now or utc_now()
-    if not identity.not_before <= now <= identity.not_after:
+    if not identity.not_before <= utc_now() <= identity.not_after:
         raise SecurityError(
             f"the certificate of {identity.name!r} is valid from {identity.not_before:%Y-%m-%d} to "
             f"{identity.not_after:%Y-%m-%d}, and not today"
