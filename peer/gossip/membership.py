@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 
 class ChangeKind(enum.IntEnum):
@@ -80,6 +80,15 @@ class Change:
     def order(self) -> tuple[int, int, int, int]:
         """Sort key by which changes are applied."""
         return self.effective, self.subject, self.kind, self.issuer
+
+
+class Grounds(TypedDict, total=False):
+    """What a loss rests on: those fields of a `Change` by their names, none or one of them."""
+
+    votes: tuple[bytes, ...]
+    ordered: bytes
+    admitted: bytes
+    equivocation: tuple[bytes, ...]
 
 
 def members_after(members: tuple[int, ...], kind: ChangeKind, subject: int) -> tuple[int, ...] | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from peer.errors import ConfigError, SecurityError
-from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer, members_after
+from peer.gossip.membership import Change, ChangeKind, Grounds, Membership, Newcomer, members_after
 from peer.node.membership import PeerMembership
 
 
@@ -12,16 +14,11 @@ def plan_change(
     kind: ChangeKind,
     subject: int,
     newcomer: Newcomer | None = None,
-    *,
-    votes: tuple[bytes, ...] = (),
-    ordered: bytes = b"",
-    admitted: bytes = b"",
-    equivocation: tuple[bytes, ...] = (),
+    **grounds: Unpack[Grounds],
 ) -> Change:
     """Return a change that this peer can announce: it counts from a round before which every member will have heard of
     it. Raises ConfigError, with the reason, if the members cannot change like that. `newcomer`: identity of a joining
-    peer that not everybody lists. `votes`, `ordered`, `admitted`, `equivocation`: grounds of a loss
-    (`node.loss_grounds`).
+    peer that not everybody lists. `grounds` of a loss: see `node.loss_grounds`.
 
     A peer at distance d of this one can complete its round r + d only with a message that follows the announcement,
     since frames come in order; and nobody is further ahead or behind than `max_lead` rounds. Three times that leaves
@@ -48,8 +45,7 @@ def plan_change(
     known.rules.check_members(_planned_members(known, known.views.membership, kind, subject))
     # Peers that have heard more of it report that; and all that did may be lost themselves.
     heard = (known.session.last_heard(subject) or 0) if kind is ChangeKind.LOST else 0
-    grounds = votes, ordered, admitted, equivocation
-    change = Change(kind, subject, known.peer, effective, heard, newcomer, b"", *grounds)
+    change = Change(kind, subject, known.peer, effective, heard, newcomer, **grounds)
     if kind is ChangeKind.LOST and (known.is_signed or known.rules.by_majority):
         _check_loss(known, change)
     return change

@@ -9,8 +9,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import TypeAlias, Unpack
 
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.members.member_links import MemberLinks
@@ -19,7 +19,7 @@ from peer.daemon.notes import notes
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.runtime import Runtime
 from peer.errors import RemoteProtocolError, SottoError, StateError
-from peer.gossip.membership import Change, ChangeKind, Newcomer
+from peer.gossip.membership import Change, ChangeKind, Grounds, Newcomer
 from peer.node import membership_codec
 from peer.node.durable import DurablePeer
 from peer.node.membership_planning import plan_change
@@ -38,14 +38,8 @@ class _Request:
     """Result for the waiting operator; None if a peer or the list of peers asks."""
     newcomer: Newcomer | None = None
     """The newcomer that asks, if not everybody lists it."""
-    votes: tuple[bytes, ...] = ()
-    """Votes by which the members decided a loss."""
-    ordered: bytes = b""
-    """Signed order of an operator that declares a loss."""
-    admitted: bytes = b""
-    """Signed admission of the lost peer."""
-    equivocation: tuple[bytes, ...] = ()
-    """Both of two contradicting statements that a member signed."""
+    grounds: Grounds = field(default_factory=Grounds)
+    """Grounds of a loss."""
 
 
 @dataclass
@@ -86,7 +80,7 @@ class ChangeRequests:
         """Announce a change for the operator; return from when it counts. `ordered`: its signed order, for a loss.
         Raises SottoError with the reason against it."""
         answer: asyncio.Future[Change] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(kind, subject, answer, ordered=ordered))
+        self._waiting.append(_Request(kind, subject, answer, grounds={"ordered": ordered}))
         self.runtime.wake()
         change = await answer
         return {"name": self._roster.name(subject), "round": self.durable.round, "from": change.effective}
@@ -107,20 +101,12 @@ class ChangeRequests:
         self.member_links.add_missing()
         return {"removed": removed, "left_to_others": left_to_others}
 
-    def declare_lost(
-        self,
-        subject: int,
-        votes: tuple[bytes, ...] = (),
-        *,
-        admitted: bytes = b"",
-        equivocation: tuple[bytes, ...] = (),
-    ) -> None:
+    def declare_lost(self, subject: int, **grounds: Unpack[Grounds]) -> None:
         """Ask for going on without a peer that most members have voted for leaving behind, that has admitted the loss
         of its state, or that has signed two stories."""
         if self._membership.is_lost(subject) or any(request.subject == subject for request in self._waiting):
             return
-        request = _Request(ChangeKind.LOST, subject, None, votes=votes, admitted=admitted, equivocation=equivocation)
-        self._waiting.append(request)
+        self._waiting.append(_Request(ChangeKind.LOST, subject, None, grounds=grounds))
         self.runtime.wake()
 
     def remove_members(self, names: Sequence[str]) -> None:
@@ -173,16 +159,7 @@ class ChangeRequests:
             except Exception as error:  # Raised for what a newcomer says about itself.
                 self.neighbors.transport.blame(request.subject, error)
                 raise RemoteProtocolError("what it says about itself cannot be checked") from None
-        return plan_change(
-            self._membership,
-            request.kind,
-            request.subject,
-            request.newcomer,
-            votes=request.votes,
-            ordered=request.ordered,
-            admitted=request.admitted,
-            equivocation=request.equivocation,
-        )
+        return plan_change(self._membership, request.kind, request.subject, request.newcomer, **request.grounds)
 
     def _refuse(self, request: _Request, error: SottoError) -> None:
         name = self._roster.name(request.subject)
@@ -191,7 +168,7 @@ class ChangeRequests:
                 request.answer.set_exception(SottoError(str(error)))
         elif request.kind is ChangeKind.LEAVE:
             log.warning("limits: this peer cannot leave the run now: %s", error)
-        elif request.votes or request.admitted or request.equivocation:
+        elif request.grounds:
             log.info("this peer cannot announce that %s is lost, and leaves it to others: %s", name, error)
         elif request.kind is ChangeKind.LOST:
             log.warning("%s is not in the list any more, and stays a member: %s", name, error)

@@ -73,7 +73,7 @@ class LossWatch:
             )
         self._voted = self._votes.own
         for subject, votes in self._votes.decided(now):
-            self.requests.declare_lost(subject, votes)
+            self.requests.declare_lost(subject, votes=votes)
 
     def heard(self, source: int, note: bytes) -> None:
         """Keep a neighbour's vote for `look`: the participant may be at work now. The oldest go unread if too many come
