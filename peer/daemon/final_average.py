@@ -262,7 +262,7 @@ class FinalAverage:
                 return None
             await self._write_chunks(lambda owner: allowed(owner, norm))
             await self._look()
-            if self._all_have_it():
+            if self._has_file and not self._without_it():
                 self._delete(SHARES_NAME)
                 return path
             if self._has_waited_enough():
@@ -376,10 +376,6 @@ class FinalAverage:
     def _without_it(self) -> list[int]:
         """Return the members that have not said that they have the file."""
         return [peer for peer in self._members if peer not in self._told or not self._told[peer][0].file]
-
-    def _all_have_it(self) -> bool:
-        """Whether no member needs this one any more."""
-        return self._has_file and not self._without_it()
 
     def _has_waited_enough(self) -> bool:
         """Whether the file is here, and those that did not say that they have it say nothing for long, or nobody is

@@ -50,12 +50,6 @@ _GOODBYES = {"completed": "has finished", "left": "has left the run"}
 """Last word of a neighbour → the sentence about it."""
 
 
-def _notes_about_any(num_peers: int) -> tuple[float, float]:
-    """Return the same for notes that are about any peer. A neighbour passes on those of all peers, and tells them
-    again; the rate of an honest one is bounded by the notes that peers accept of each other (`evaluations`)."""
-    return 50.0 + 4.0 * num_peers, 100.0 + 80.0 * num_peers
-
-
 class Incoming:
     """The handler of the transport."""
 
@@ -75,7 +69,9 @@ class Incoming:
         self._frames, self._members, self._training = training.frames, training.members, training
         self._average, self._operator, self._notes, self._greetings = average, operator, dict(notes), dict(greetings)
         self._why_no_changes, num_peers = common.local.setup.why_no_changes, common.local.setup.num_peers
-        of_all = _notes_about_any(num_peers)
+        # A neighbour passes on the notes of all peers about any, and tells them again; the rate of an honest one is
+        # bounded by the notes that peers accept of each other (`evaluations`).
+        of_all = 50.0 + 4.0 * num_peers, 100.0 + 80.0 * num_peers
         passed_on = topics.EVALUATION, topics.RELEASE, topics.CLASSES, topics.CLASS_SHARES, topics.SHARE, topics.AVERAGE
         about_any = (*passed_on, LOST, TOLD)
         rates = {**_NOTES, **dict.fromkeys(about_any, of_all)}

@@ -123,15 +123,13 @@ class PairLoop:
         """Wait until the next step may begin; return for how long, in seconds."""
         began = self._runtime.now()
         while not self._runtime.stops and not (
-            self.participant.can_read and self._may_go_on() and await self._limits_allow_it()
+            self.participant.can_read
+            and self._may_go_on()
+            # Neighbours are answered in any case.
+            and (self._limits is None or await self._limits.may_begin(self._runtime.now()))
         ):
             await self._wait()
         return self._runtime.now() - began
-
-    async def _limits_allow_it(self) -> bool:
-        """Whether the limits of this device let a step begin, and with it an own exchange; neighbours are answered in
-        any case."""
-        return self._limits is None or await self._limits.may_begin(self._runtime.now())
 
     async def _until_closed(self) -> None:
         """Wait until the own exchange is over: the last evaluation includes it, and nobody is asked after that."""

@@ -297,7 +297,7 @@ class Daemon:
         self._watcher.round_done(record)
         if self._exporter is not None:
             self._exporter.observe(record)
-        reason = await self.runtime.work(self._reason_to_stop, record)
+        reason = await self.runtime.work(lambda: reason_to_stop(self._config.guard, record, self.loop.model()))
         if reason is not None:
             raise DivergenceError(reason)
         done = self.loop.round
@@ -308,9 +308,6 @@ class Daemon:
         if self._cadence.is_due(done, disk.journal_bytes, disk.checkpoint_bytes if repeats else None):
             await self.saver.checkpoint()
         self._metrics.put_links_if_due(self.runtime.now())
-
-    def _reason_to_stop(self, record: RoundRecord) -> str | None:
-        return reason_to_stop(self._config.guard, record, self.loop.model())
 
     async def _evaluate(self, done: int) -> None:
         """Measure the own model, record the result, and tell the others."""

@@ -16,6 +16,7 @@ from peer.compress.decompress import add_decompressed_
 from peer.compress.payload import Dense, FloatArray, Levels, Payload, Sparse, num_values
 from peer.compress.payload_norm import norm
 from peer.gossip.base import AlgorithmSpec, GraphNeed, Memory, NodeContext
+from peer.gossip.mixing import other_members
 from peer.gossip.partitioned import Part, PartitionedAllReduce
 from peer.wire.message import Message
 
@@ -55,10 +56,10 @@ class CompressedAllReduce(PartitionedAllReduce):
         """U, as far as it was told."""
 
     def _contribute(self, t: int) -> Mapping[int, Payload]:
-        owners, self._mean = set(self._owners(t)), np.zeros_like(self.x)
+        owners, self._mean = set(self._shares(t).owners), np.zeros_like(self.x)
         self._contributions = {
-            owner: self._imposed(0, owner) or self._compressed(self._part_of(owner, t))
-            for owner in self._others(t)
+            owner: self._imposed(0, owner) or self._compressed(self._shares(t).parts[owner])
+            for owner in other_members(self.node, t)
             if owner in owners
         }
         return self._contributions
@@ -69,7 +70,7 @@ class CompressedAllReduce(PartitionedAllReduce):
         return compress_layers(node.compressor, values, part.layout, draws, whole_below=node.whole_below)
 
     def _add_up(self, inbox: Mapping[int, Message], imposed: Payload | None) -> Payload:
-        part = self._part_of(self.node.peer, self._t)
+        part = self._shares(self._t).parts[self.node.peer]
         total = self.error_memory[part.numbers]
         for _, message in sorted(inbox.items()):
             add_decompressed_(total, message.layers, part.layout)
@@ -80,7 +81,7 @@ class CompressedAllReduce(PartitionedAllReduce):
 
     def _mean_of(self, inbox: Mapping[int, Message]) -> FloatArray:
         for owner, message in inbox.items():
-            part = self._part_of(owner, self._t)
+            part = self._shares(self._t).parts[owner]
             add_decompressed_(self.error_memory[part.numbers], self._contributions[owner], part.layout, -1.0)
             self._take(part, message.layers, round(1.0 / message.mixing_weight))
         mean, self._mean, self._contributions = self._mean, self.x[:0], {}

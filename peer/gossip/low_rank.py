@@ -71,10 +71,10 @@ class LowRank(PartitionedAllReduce):
             self._basis = self._factors.first_basis(t % 2, self.node.draw_source.draws(t)).astype(self.x.dtype)
         factors = self._factors.project(self.error_memory, self._basis, t % 2)
         self._vector, self._mean = np.zeros(factors.size), np.zeros(factors.size)
-        contributions, parts = {}, [self._part_of(owner, t) for owner in self._owners(t)]
+        contributions, parts = {}, [self._shares(t).parts[owner] for owner in self._shares(t).owners]
         pieces = [part.pieces for part in parts]
         encoded = block_float.split(self._encode(factors, np.concatenate(pieces)), pieces)
-        for owner, part, own in zip(self._owners(t), parts, encoded, strict=True):
+        for owner, part, own in zip(self._shares(t).owners, parts, encoded, strict=True):
             block = _block(self._imposed(0, owner) or own)
             self._vector[part.numbers] = block_float.decode(block, part.pieces)
             if owner == self.node.peer and self._by_layer:
@@ -98,7 +98,7 @@ class LowRank(PartitionedAllReduce):
         return block_float.encode(values, pieces, self._bits, least=np.maximum(largest[layers], least))
 
     def _add_up(self, inbox: Mapping[int, Message], imposed: Payload | None) -> Payload:
-        part = self._part_of(self.node.peer, self._t)
+        part = self._shares(self._t).parts[self.node.peer]
         numbers, pieces = part.numbers, part.pieces
         total = np.zeros(numbers.stop - numbers.start)
         for _, message in in_sender_order(self.node.peer, inbox):
@@ -110,8 +110,8 @@ class LowRank(PartitionedAllReduce):
         return block
 
     def _mean_of(self, inbox: Mapping[int, Message]) -> FloatArray:
-        for owner in self._owners(self._t):
-            part = self._part_of(owner, self._t)
+        for owner in self._shares(self._t).owners:
+            part = self._shares(self._t).parts[owner]
             if owner in inbox:
                 num_contributors = round(1.0 / inbox[owner].mixing_weight)
                 told = block_float.decode(_block(inbox[owner].layers), part.pieces)

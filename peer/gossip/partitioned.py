@@ -108,8 +108,8 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
         """Send each owner this peer's numbers of its part."""
         self._t, self._rate, self._phase = t, rate * self.node.outer_rate, 0
         self.error_memory += gradient
-        contributions, others = self._contribute(t), self._others(t)
-        self._awaits = frozenset(others if self.node.peer in self._owners(t) else ())
+        contributions, others = self._contribute(t), other_members(self.node, t)
+        self._awaits = frozenset(others if self.node.peer in self._shares(t).owners else ())
         messages = {owner: self._message(contributions[owner], len(others) + 1) for owner in contributions}
         return Exchange({owner: messages[owner] for owner in messages if owner in others}, self._awaits)
 
@@ -121,7 +121,7 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
             add_scaled_(self.x, -self._rate, self._momentum.direction_(mean, self.x))
             self._momentum.after_round(before, self.x, self._rate)
             return None
-        owners, others, self._phase = self._owners(self._t), self._others(self._t), 1
+        owners, others, self._phase = self._shares(self._t).owners, other_members(self.node, self._t), 1
         self._awaits = frozenset(others).intersection(owners)
         if self.node.peer not in owners:
             return Exchange({}, self._awaits, phase=1)
@@ -138,18 +138,6 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
         return Message(MessageKind.PART, self.node.peer, self._t, self._phase, mixing_weight=weight, layers=payload)
 
     # Ownership of the numbers.
-
-    def _owners(self, t: int) -> tuple[int, ...]:
-        """Return the members that own any numbers: with fewer numbers than members not all do."""
-        return self._shares(t).owners
-
-    def _others(self, t: int) -> tuple[int, ...]:
-        """Return the other members that are there."""
-        return other_members(self.node, t)
-
-    def _part_of(self, owner: int, t: int) -> Part:
-        """Return the numbers that a member owns in round t."""
-        return self._shares(t).parts[owner]
 
     def _shares(self, t: int) -> _Shares:
         """Return the shares of round t. The division of a set of vectors changes only with the members. Lost ones are
@@ -196,7 +184,7 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
 
     def check_part(self, message: Message) -> None:
         owner = message.sender if message.phase else self.node.peer
-        part = self._part_of(owner, message.round)
+        part = self._shares(message.round).parts[owner]
         if not self._fits(message.layers, part):
             raise RemoteProtocolError(
                 f"did not send the {part.numbers.stop - part.numbers.start} numbers in {part.pieces.size} pieces of the"
@@ -207,6 +195,6 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
     def reach(self, message: Message, rate: float, receiver: int) -> float:
         """Return how far a part would move x if it were that of the mean; a sum has as many times that in it as it has
         contributors."""
-        part = self._part_of(message.sender if message.phase else receiver, message.round)
+        part = self._shares(message.round).parts[message.sender if message.phase else receiver]
         mean = self._length(message.layers, part) * (message.mixing_weight if message.phase else 1.0)
         return self._step_reach(mean, rate * self.node.outer_rate)

@@ -40,15 +40,13 @@ _KEPT = 4
 """Matrices whose theorem constants are kept: all peers of a process ask for those of one graph."""
 
 
-def theorem_2(
-    rate: float, gradient_bound: float, num_peers: int, rho: float, *, decay: float = 1.0, decay_base: float = 1.0
-) -> float:
+def theorem_2(rate: float, gradient_bound: float, num_peers: int, rho: float, *, decay: float = 1.0) -> float:
     """Return θ = 2 γ G∞ C_α ln(16 n) / (1 − η_α ρ) for Moniqua.
 
-    `decay` C_α and `decay_base` η_α describe the step size, γ_k / γ_{k+t} ≤ C_α η_α^t (both 1 for a constant one); they
-    are not the averaging rate. `rho` is the second largest magnitude of W's eigenvalues, below 1.
+    `decay` C_α and η_α describe the step size, γ_k / γ_{k+t} ≤ C_α η_α^t (both 1 for a constant one, and η_α is 1
+    here); they are not the averaging rate. `rho` is the second largest magnitude of W's eigenvalues, below 1.
     """
-    return 2.0 * rate * gradient_bound * decay * math.log(16 * num_peers) / (1.0 - decay_base * rho)
+    return 2.0 * rate * gradient_bound * decay * math.log(16 * num_peers) / (1.0 - rho)
 
 
 def theorem_3(rate: float, gradient_bound: float, num_peers: int, rho: float, averaging_rate: float) -> float:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from peer.compress.payload import FloatArray
 from peer.gossip.base import MomentumRule
+from peer.state.journal import Stepped
 
 
 class StepResult(Protocol):
@@ -73,6 +74,13 @@ class RecordedSteps(ABC):
     def recall(self, record: Mapping[str, npt.NDArray[Any]]) -> None:
         """Let the next call of `gradient` repeat a result that `record` returned before a crash, or compare its result
         with such a digest. Raises StateError if it cannot be that."""
+
+
+def recorded_step(local_steps: LocalSteps | RecordedSteps, round_: int) -> tuple[Stepped, ...]:
+    """Return the record of the local step of a round, if it is one that cannot be computed again."""
+    if not isinstance(local_steps, RecordedSteps):
+        return ()
+    return (Stepped(round_, local_steps.record(), local_steps.record_needs),)
 
 
 class StepAbandoned(Exception):

@@ -26,9 +26,8 @@ from peer.node.blame import blaming
 from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_does_not_fit
 from peer.node.divergence_guard import require_finite_loss, require_finite_model, require_sendable
 from peer.node.frame_account import FrameAccount, decode_from
-from peer.node.local_steps import LocalSteps, RecordedSteps, StepResult
+from peer.node.local_steps import LocalSteps, StepResult
 from peer.records import RoundRecord
-from peer.state.journal import Stepped
 from peer.wire.message import Message, MessageKind
 
 EXCHANGES_SKIPPED = 1 << 16
@@ -119,13 +118,6 @@ class PairParticipant:
             t = self.round
             rate = self.local_steps.rate(t)
             self._step = rate, self.local_steps.gradient(self._read, t, rate, rate)
-
-    def recorded_step(self) -> tuple[Stepped, ...]:
-        """Return the record of the local step of `compute`, if it cannot be computed again."""
-        if not isinstance(self.local_steps, RecordedSteps):
-            return ()
-        record = self.local_steps.record()
-        return (Stepped(self.round, record, self.local_steps.record_needs),)
 
     def step(self, now: float) -> Effects:
         """Apply the gradient and end the iteration, with an exchange or without."""

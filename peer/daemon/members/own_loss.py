@@ -134,10 +134,11 @@ class OwnLoss:
                 self._find_members(answers)
                 claims = [frame for answer in answers if (frame := answer.losses.get(self.local.number)) is not None]
                 if any(map(self._is_proof, claims)):
+                    what_now = "" if self.local.rejoins else "; add the device again under another name"
                     following = next_incarnation(self.participant.membership.grounds, self.local.number, answers)
                     raise DeclaredLost(
                         "the other members have declared this peer lost, and go on without it: its state is of no use"
-                        " to the run any more" + self._what_now,
+                        " to the run any more" + what_now,
                         incarnation=max(following, self.local.incarnation + 1),
                     )
                 if claims and self.runtime.now() >= self._said_at + _SAY_EVERY_S:
@@ -150,10 +151,6 @@ class OwnLoss:
                         len(answers),
                     )
             await asyncio.sleep(_ASK_EVERY_S if after_s is None else min(_ASK_EVERY_S, max(0.2, after_s / 4)))
-
-    @property
-    def _what_now(self) -> str:
-        return "" if self.local.rejoins else "; add the device again under another name"
 
     def is_in_doubt(self, after_s: float | None) -> bool:
         if self.is_set_back():
