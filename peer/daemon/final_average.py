@@ -33,7 +33,7 @@ from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes import notes
 from peer.daemon.notes.evaluations import Models
 from peer.daemon.runtime import Runtime
-from peer.errors import PeerUnreachable, RemoteProtocolError, SecurityError, StateError
+from peer.errors import PeerUnreachable, RemoteProtocolError, StateError
 from peer.node.statements import is_later
 from peer.rate_limits import Allowances
 from peer.records import ModelForm
@@ -210,13 +210,9 @@ class FinalAverage:
         """Refuse a member that has signed another share than the one that counts here, and show that to the others."""
         if owner in self._refused or owner == self._me:
             return
-        try:
-            if not self.hearsay.statements.check(notes.SHARE, owner, note):
-                return
-        except SecurityError as error:
-            raise RemoteProtocolError(f"told another share of peer {owner} in its name: {error}") from None
-        self._refuse(owner, "has signed two different shares")
-        self.neighbors.broadcast(notes.SHARE, note, source)
+        if self.hearsay.is_signed(notes.SHARE, owner, note, "another share"):
+            self._refuse(owner, "has signed two different shares")
+            self.neighbors.broadcast(notes.SHARE, note, source)
 
     def _is_later(
         self, source: int, told: notes.Averaged, note: bytes, known: notes.Averaged, known_note: bytes
@@ -391,11 +387,7 @@ class FinalAverage:
 
     def _digest(self) -> bytes:
         """Return a digest of the shares of all, proofs aside."""
-        told = hashlib.sha256()
-        for owner in self._members:
-            share = notes.encode_share(self._shares[owner], self.rounds)
-            told.update(len(share).to_bytes(4, "little") + share)
-        return told.digest()
+        return notes.digest_of(notes.encode_share(self._shares[owner], self.rounds) for owner in self._members)
 
     def _tell(self, shares: bytes, file: bytes) -> None:
         told = notes.Averaged(self._me, shares, file)
@@ -476,7 +468,8 @@ class FinalAverage:
         for peer, asks in list(self._asks.items()):
             while asks and self.neighbors.transport.waiting(peer) < _MOST_WAITING:
                 ask, data = asks[0], b""
-                if ask.owner in self._missing and self._has(ask.owner, ask.index):
+                missing = self._missing.get(ask.owner)
+                if missing is not None and 0 <= ask.index < self._file.num_chunks and ask.index not in missing:
                     data = await self.runtime.work(self._file.get, ask.owner, ask.index)
                 if self._asks.get(peer) is not asks:
                     break  # The connection over which it asked is gone.
@@ -486,9 +479,6 @@ class FinalAverage:
                 self._answers[peer] = self._answers.get(peer, 0) + bool(data)
                 if data and self._answers[peer] <= 2 * len(self._members) * self._file.num_chunks:
                     self._progress_at = self.runtime.now()
-
-    def _has(self, owner: int, index: int) -> bool:
-        return 0 <= index < self._file.num_chunks and index not in self._missing[owner]
 
     def _send(self, peer: int, chunk: notes.ShareChunk) -> None:
         self.neighbors.transport.send(peer, 0, notes.encode_chunk(chunk))

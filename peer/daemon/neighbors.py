@@ -156,6 +156,12 @@ class Neighbors:
             if peer != besides:
                 self.transport.bulletin(peer, topic, note)
 
+    def tell_all_linked(self, topic: str, note: bytes, besides: Collection[int] = ()) -> None:
+        """Send a note over all links but those to `besides`, also to members that are no neighbours: the graph without
+        those that are away may not lead to them."""
+        for peer in sorted(self.transport.neighbors - {*besides}):
+            self.transport.bulletin(peer, topic, note)
+
     def count(self, outgoing: OutgoingFrame) -> None:
         """Take note of a frame for a neighbour."""
         self.traffic.handed_over(

@@ -11,7 +11,7 @@ to go on without it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from peer.daemon.local_peer import LocalPeer
@@ -90,7 +90,7 @@ class Equality:
         if self._hearsay.teller(TOLD, note, told.peer, source, self._news) is not None:
             self._comparison.take(told)
             if self._passes_on:
-                self._tell(note, {source, told.peer})
+                self.neighbors.tell_all_linked(TOLD, note, {source, told.peer})
             self._look()
             self.runtime.wake()
 
@@ -118,7 +118,7 @@ class Equality:
         self._own = self._comparison.own_note(self._members())
         self._told_segment, self._told_at = newest, now
         assert self._own is not None
-        self._tell(self._own)
+        self.neighbors.tell_all_linked(TOLD, self._own)
 
     def waits_for(self) -> Mapping[int, str]:
         """Return member → why no further round begins before it has said something else, or is out of the run."""
@@ -157,7 +157,7 @@ class Equality:
         self._named = dict(waits_for)
         if waits_for and self._own is not None and self.runtime.now() >= self._told_at + _AGAIN_S:
             self._told_at = self.runtime.now()
-            self._tell(self._own)
+            self.neighbors.tell_all_linked(TOLD, self._own)
         return not waits_for
 
     @property
@@ -187,17 +187,13 @@ class Equality:
         began = [each.effective for each in joins if each.subject in (peer, self._me)]
         return round_ >= max([since, *began])
 
-    def _tell(self, note: bytes, besides: Collection[int] = ()) -> None:
-        for peer in sorted(self.neighbors.transport.neighbors - {*besides}):
-            self.neighbors.transport.bulletin(peer, TOLD, note)
-
     def _look(self) -> None:
         """Compare, show others the notes that they should see, and ask to go on without members proven to lie."""
         if self._since is None:
             return
         comparison, members = self._comparison, self._members()
         for note in comparison.look(members):
-            self._tell(note)
+            self.neighbors.tell_all_linked(TOLD, note)
         now = self.runtime.now()
         for subject, proof in comparison.proofs.items():
             if subject not in members:
@@ -208,7 +204,7 @@ class Equality:
                     self._roster.name(subject),
                 )
                 for note in proof:
-                    self._tell(note)
+                    self.neighbors.tell_all_linked(TOLD, note)
                 # One announcement is enough; the others step in if none comes.
                 place = sorted({*members, self._me} - {subject}).index(self._me)
                 self._declare_at[subject] = now + place * _DECLARE_EVERY_S

@@ -57,7 +57,7 @@ class LossWatch:
         while self._heard:
             self._hear(*self._heard.popleft(), t, lead)
         for note in self._votes.look(t, lead, self._away_s(now), now):
-            self._tell(note)
+            self.neighbors.tell_all_linked(LOST, note)
         self.member_links.meets_all = bool(self._votes.suspects)
         if self.member_links.meets_all:
             self.member_links.add_missing()
@@ -85,15 +85,9 @@ class LossWatch:
         """Judge a vote, and pass it on if it is news."""
         try:
             if self._votes.hear(note, t, lead):
-                self._tell(note, source)
+                self.neighbors.tell_all_linked(LOST, note, {source})
         except RemoteProtocolError as error:
             self.neighbors.transport.blame(source if error.peer is None else error.peer, error)
-
-    def _tell(self, note: bytes, besides: int | None = None) -> None:
-        """Send a vote over all links, also to members that are no neighbours: the graph without those that are away
-        may not lead to them."""
-        for peer in sorted(self.neighbors.transport.neighbors - {besides}):
-            self.neighbors.transport.bulletin(peer, LOST, note)
 
     async def ask_suspects(self) -> None:
         """Ask members that are no neighbours, and that somebody cannot reach, whether they are there."""

@@ -17,7 +17,6 @@ later hear the notes from whomever they meet first; they tell nothing themselves
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -26,7 +25,7 @@ from peer.config.options import VOTE
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes import notes
 from peer.daemon.runtime import Runtime
-from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError, SecurityError
+from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError
 from peer.node.statements import is_later
 from peer.rate_limits import Allowances
 from peer.state.disk import Disk
@@ -161,7 +160,8 @@ class ClassVotes:
                 self._compare(source, vote.peer, note)
             self._answer(source)
             return
-        if vote.peer not in self.voters or not self._is_news(source, vote.peer, note):
+        known = self._notes.get(vote.peer)
+        if vote.peer not in self.voters or (known is not None and not self._is_later(source, vote.peer, known, note)):
             return
         if self.hearsay.teller(notes.CLASSES, note, vote.peer, source, self._news) is not None:
             self._notes[vote.peer], self._votes[vote.peer] = note, vote
@@ -173,11 +173,8 @@ class ClassVotes:
         """Name a voter that has signed another vote than the one that counts here, and show that to the others."""
         if voter not in self._votes or voter in self.told_two:
             return
-        try:
-            if not self.hearsay.statements.check(notes.CLASSES, voter, note):
-                return
-        except SecurityError as error:
-            raise RemoteProtocolError(f"told another vote of peer {voter} in its name: {error}") from None
+        if not self.hearsay.is_signed(notes.CLASSES, voter, note, "another vote"):
+            return
         self.told_two[voter] = self._notes[voter], note
         self.neighbors.broadcast(notes.CLASSES, note, source)
         if voter == self._own.peer:
@@ -202,11 +199,7 @@ class ClassVotes:
 
     def _digest(self) -> bytes:
         """Return a digest of the votes of all, proofs aside."""
-        told = hashlib.sha256()
-        for voter in sorted(self.voters):
-            vote = notes.encode_class_vote(self._votes[voter])
-            told.update(len(vote).to_bytes(4, "little") + vote)
-        return told.digest()
+        return notes.digest_of(notes.encode_class_vote(self._votes[voter]) for voter in sorted(self.voters))
 
     def _tell_again(self) -> None:
         """Tell all neighbours all that this peer knows."""
@@ -228,10 +221,6 @@ class ClassVotes:
                 notes.CLASSES, notes.encode_class_vote(self._own)
             )
             self._votes[self._own.peer] = self._own
-
-    def _is_news(self, source: int, voter: int, note: bytes) -> bool:
-        known = self._notes.get(voter)
-        return known is None or self._is_later(source, voter, known, note)
 
     def _is_later(self, source: int, voter: int, known: bytes, note: bytes) -> bool:
         """Return whether a note of a voter takes the place of one that is known."""

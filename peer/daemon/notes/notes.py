@@ -7,7 +7,8 @@ passes a note on, so that the neighbour which sent it is to blame.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Sequence
+import hashlib
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -168,6 +169,14 @@ class Hearsay:
             news.give_back(key)
         return None
 
+    def is_signed(self, topic: str, subject: int, note: bytes, what: str) -> bool:
+        """Return whether a note, said to be `what` of its subject, has a proof, where peers sign. Raises
+        RemoteProtocolError for a proof that is not the subject's."""
+        try:
+            return self.statements.check(topic, subject, note)
+        except SecurityError as error:
+            raise RemoteProtocolError(f"told {what} of peer {subject} in its name: {error}") from None
+
     def _proven(self, topic: str, subject: int, note: bytes) -> bool | None:
         """Return whether a note proves that its subject said it; None where a note without a proof is believed of its
         subject alone. Raises RemoteProtocolError for a proof that is not the subject's."""
@@ -179,6 +188,14 @@ class Hearsay:
             if proof is None:
                 return None
             raise RemoteProtocolError(f"told of peer {subject} in its name: {error}") from None
+
+
+def digest_of(told: Iterable[bytes]) -> bytes:
+    """Return a digest of notes in this order, their lengths included."""
+    digest = hashlib.sha256()
+    for note in told:
+        digest.update(len(note).to_bytes(4, "little") + note)
+    return digest.digest()
 
 
 def encode_evaluation(record: EvaluationRecord) -> bytes:
