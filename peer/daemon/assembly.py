@@ -46,7 +46,7 @@ from peer.daemon.runtime import Runtime
 from peer.daemon.saving import PairSaver, RoundSaver
 from peer.daemon.traffic import Traffic
 from peer.daemon.training_parts import TrainingParts
-from peer.daemon.watcher import NoWatcher, Watcher
+from peer.daemon.watcher import Watcher
 from peer.errors import ConfigError
 from peer.gossip.membership import Change
 from peer.net.hello import HelloInfo
@@ -119,7 +119,7 @@ def assemble(
     """Read data, checkpoint and journal of one peer. `wall_clock` returns the seconds since 1970. Raises SottoError."""
     local = LocalPeer(config, base)
     try:
-        return assemble_around(local, config, reread, NoWatcher(), wall_clock)
+        return assemble_around(local, config, reread, Watcher(), wall_clock)
     except BaseException:
         # A caller that catches it may try again in this process.
         local.close()

@@ -23,6 +23,7 @@ from peer.daemon.members import rejoining
 from peer.daemon.process import Daemon, Patience, require_addresses, warn_of
 from peer.daemon.process import log as daemon_log
 from peer.daemon.runtime import Runtime
+from peer.daemon.watcher import Watcher
 from peer.errors import SottoError, UsageError
 from peer.gossip.membership import Change, ChangeKind
 from peer.library.events import Evaluated, MemberChange, PeersLate, RoundDone
@@ -248,8 +249,8 @@ class Background(Host):
             _open.pop(self._path, None)
 
 
-class Messenger:
-    """Tells a script about events (`daemon.watcher.Watcher`)."""
+class Messenger(Watcher):
+    """Tells a script about events."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
