@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from peer.config.options import Config
+from peer.gossip.base import Memory
 from tools.grid import Program
 
 PEER_ROUNDS = 8_000
@@ -119,7 +120,7 @@ def measure(peers: int, rounds: int | None, stacked: bool, settings: list[str], 
     size = simulator.trainer.layout.size
     schedule = simulator.setup.schedule
     messages = schedule.messages_per_round
-    if simulator.participants[0].algorithm.replicas is not None:
+    if simulator.participants[0].algorithm.spec.memory is Memory.REPLICAS:
         messages = schedule.replica_messages_per_round
     return Measurement(
         peers=peers,

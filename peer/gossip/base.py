@@ -37,9 +37,6 @@ from peer.gossip.views import ViewSchedule
 from peer.records import ADAPTIVE
 from peer.wire.message import Message, MessageKind
 
-Digests: TypeAlias = tuple[int, ...]
-"""XXH3-64 of each layer of a replica."""
-
 
 class GraphNeed(enum.Enum):
     """Requirement that an algorithm's theory places on the mixing matrices."""
@@ -250,46 +247,12 @@ class Metrics:
     """The largest θ in use."""
 
 
-class NeighborCopies(Protocol):
-    """The replicas that an algorithm keeps, as the end of a round and changes of the members see them. Implemented in
-    `replicas.py`."""
-
-    senders: tuple[int, ...]
-    """Peers whose copy is kept here."""
-    receivers: tuple[int, ...]
-    """Peers that keep a copy of this one."""
-
-    @property
-    def own(self) -> FloatArray:
-        """The copy that the others hold of this peer."""
-        ...
-
-    @property
-    def own_digests(self) -> tuple[int, Digests] | None: ...
-    def compare(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None: ...
-    def take(self, message: Message) -> None: ...
-    def change_edges(self, senders: Sequence[int], receivers: Sequence[int], t: int) -> None: ...
-    def restart_own(self, x: FloatArray, t: int) -> None: ...
-    def own_copy(self, t: int) -> Message: ...
-    def start_copy(self, message: Message) -> None: ...
-
-    @property
-    def keeps_own(self) -> bool:
-        """Whether a copy that `keep_own` kept is still here."""
-        ...
-
-    def keep_own(self, t: int) -> None: ...
-    def forget_kept(self) -> None: ...
-
-
 class Algorithm(ABC):
     """One peer's side of a synchronous gossip algorithm. See the module docstring for the order of calls."""
 
     spec: ClassVar[AlgorithmSpec]
     message_kind: ClassVar[MessageKind] = MessageKind.GOSSIP
     """Kind of a round's messages. PART: messages have sizes of their own, which `check_part` judges."""
-    replicas: NeighborCopies | None = None
-    """Set where `spec.memory` is REPLICAS."""
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         """Start from `x0: float32[n]` or `float64[n]`, which is copied."""

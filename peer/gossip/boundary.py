@@ -34,6 +34,7 @@ from peer.errors import SponsorLost
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed
 from peer.gossip.membership import ChangeKind
 from peer.gossip.mixing import check_message, whole
+from peer.gossip.replicas import replicas_of
 from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
@@ -116,7 +117,7 @@ class Boundary:
 
     def __init__(self, algorithm: Algorithm, views: ViewSchedule, t: int) -> None:
         self._algorithm, self._views, self._t = algorithm, views, t
-        self._me = algorithm.node.peer
+        self._replicas, self._me = replicas_of(algorithm), algorithm.node.peer
         self._moved = transfers(views, t, algorithm.spec)
         self._phase = READ_PHASE
 
@@ -157,9 +158,9 @@ class Boundary:
         for message in inbox.values():
             check_message(message, self._algorithm.node.layout)
         if self._phase == COPY_PHASE:
-            assert self._algorithm.replicas is not None
+            assert self._replicas is not None
             for message in inbox.values():
-                self._algorithm.replicas.start_copy(message)
+                self._replicas.start_copy(message)
             return None
         is_new = self._me not in self._views.membership.members(self._t)
         algorithm = self._algorithm
@@ -201,8 +202,7 @@ class Boundary:
         views, me, t = self._views, self._me, self._t
         views.enter(t + 1)
         self._algorithm.start_anew()
-        replicas = self._algorithm.replicas
-        if replicas is None:
+        if self._replicas is None:
             return None
         # The peers whose x has jumped. Without push-sum a sponsor keeps all of its x.
         restart = {each.taker for each in self._moved}
@@ -211,11 +211,11 @@ class Boundary:
         old_senders, old_receivers = set(views.senders_from(t, me)), set(views.receivers_from(t, me))
         senders, receivers = views.senders_from(t + 1, me), views.receivers_from(t + 1, me)
         if self._algorithm.spec.push_sum and old_receivers:
-            replicas.keep_own(t + 1)
-        replicas.change_edges(senders, receivers, t + 1)
+            self._replicas.keep_own(t + 1)
+        self._replicas.change_edges(senders, receivers, t + 1)
         if me in restart:
-            replicas.restart_own(self._algorithm.x, t + 1)
-        copy = replace(replicas.own_copy(t), phase=COPY_PHASE)
+            self._replicas.restart_own(self._algorithm.x, t + 1)
+        copy = replace(self._replicas.own_copy(t), phase=COPY_PHASE)
         sends = {peer: copy for peer in receivers if me in restart or peer not in old_receivers}
         awaits = frozenset(peer for peer in senders if peer in restart or peer not in old_senders)
         return Exchange(sends, awaits, COPY_PHASE) if sends or awaits else None

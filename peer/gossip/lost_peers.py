@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from peer.gossip.base import Algorithm
 from peer.gossip.boundary import TRANSFER_PHASE, take_back_gifts_, transfers
 from peer.gossip.membership import Change, ChangeKind
+from peer.gossip.replicas import replicas_of
 from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message
 
@@ -22,7 +23,7 @@ class LostPeers:
 
     def __init__(self, algorithm: Algorithm, views: ViewSchedule | None) -> None:
         """`views`: the schedule of the algorithm where members may change; None if nobody can be lost."""
-        self._algorithm, self._views = algorithm, views
+        self._algorithm, self._replicas, self._views = algorithm, replicas_of(algorithm), views
         self.peers: set[int] = set()
         self._new: list[int] = []
         """Peers lost since the round under way began: the algorithm still has their edges."""
@@ -38,8 +39,8 @@ class LostPeers:
         self._new.append(peer)
         if unreceived:
             self._unreceived[peer] = list(unreceived)
-            if self._algorithm.replicas is not None:
-                self._algorithm.replicas.keep_own(without_it)
+            if self._replicas is not None:
+                self._replicas.keep_own(without_it)
 
     def settle_(self, t: int) -> list[tuple[int, Message]]:
         """Let the algorithm go on without lost peers, and give back the mass of messages that they never had, once all
@@ -68,7 +69,7 @@ class LostPeers:
 
         A neighbour that is lost later has told others of a later round.
         """
-        replicas, views = self._algorithm.replicas, self._views
+        replicas, views = self._replicas, self._views
         if replicas is None or views is None or not replicas.keeps_own:
             return
         if not self._unreceived and views.is_steady(t):

@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,6 @@ from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import (
     Algorithm,
     AlgorithmSpec,
-    Digests,
     Exchange,
     GraphNeed,
     Memory,
@@ -67,6 +66,9 @@ LARGE = 1 << 22
 """Numbers of a vector that is compressed layer by layer rather than at once, to spare memory."""
 _KEPT = "replica.kept."
 """Prefix of the round in the names of a state's arrays."""
+
+Digests: TypeAlias = tuple[int, ...]
+"""XXH3-64 of each layer of a replica."""
 
 
 class Replicas:
@@ -424,6 +426,11 @@ def _heard_weights(node: NodeContext, inbox: Mapping[int, Message], push_weight:
     """Return u_j of the senders that had a share in the round, and the own u."""
     heard = {j: message.push_weight for j, message in inbox.items() if message.mixing_weight > 0.0}
     return {**heard, node.peer: push_weight}
+
+
+def replicas_of(algorithm: Algorithm) -> Replicas | None:
+    """Return the replicas that an algorithm keeps; None for one without."""
+    return algorithm.replicas if isinstance(algorithm, ReplicaAlgorithm) else None
 
 
 class ChocoSgd(HoldsBack, ReplicaAlgorithm):

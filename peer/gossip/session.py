@@ -26,6 +26,7 @@ from peer.gossip.effects import Effects, Send
 from peer.gossip.inbox import Inbox
 from peer.gossip.late_neighbors import LateNeighbors, LatePolicy
 from peer.gossip.lost_peers import LostPeers
+from peer.gossip.replicas import replicas_of
 from peer.gossip.session_state import SessionState
 from peer.gossip.silence import Silence
 from peer.gossip.starvation import UsualWeight
@@ -182,9 +183,9 @@ class Session:
             # and a round that ended because of it could not be repeated.
             effects.sends.append(Send(sender, self.algorithm.answer(message)))
             return effects
-        if message.kind is MessageKind.REPAIR and self.algorithm.replicas is not None:
+        if message.kind is MessageKind.REPAIR and (replicas := replicas_of(self.algorithm)) is not None:
             # Between the rounds' own messages: it belongs to the present copy of the sender here, in any round.
-            self.algorithm.replicas.take(message)
+            replicas.take(message)
             return effects
         if message.kind is MessageKind.REPAIR and not self.awaits_repair(message):
             effects.duplicates = 1  # It comes outside of the numbered stream, and may be answered twice.

@@ -17,6 +17,7 @@ from peer.errors import LocalProtocolError, StateError
 from peer.gossip import boundary
 from peer.gossip.incarnations import MAX_INCARNATIONS, Numbering
 from peer.gossip.membership import Change, ChangeKind, Newcomer
+from peer.gossip.replicas import replicas_of
 from peer.gossip.session import Session
 from peer.gossip.views import ViewSchedule
 from peer.node import membership_codec
@@ -299,7 +300,7 @@ class PeerMembership:
             return
         self.allow_for_changes()
         self.views.enter(self.session.round)
-        replicas = self.session.algorithm.replicas
+        replicas = replicas_of(self.session.algorithm)
         if replicas is not None:
             senders, receivers = self.views.all_senders(self.peer), self.views.all_receivers(self.peer)
             replicas.change_edges(senders, receivers, self.session.round)

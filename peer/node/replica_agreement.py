@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from peer.errors import RemoteProtocolError
-from peer.gossip.base import Algorithm, Digests
+from peer.gossip.base import Algorithm
 from peer.gossip.effects import Send
+from peer.gossip.replicas import Digests, replicas_of
 from peer.wire.message import Message, MessageKind, RepairWish
 
 
@@ -20,6 +21,7 @@ class ReplicaAgreement:
 
     def __init__(self, algorithm: Algorithm, *, members_change: bool) -> None:
         self._algorithm, self._members_change = algorithm, members_change
+        self._replicas = replicas_of(algorithm)
         self.repairs = 0
         """Layers that differed so far."""
         self._claims: dict[int, tuple[int, Digests]] = {}
@@ -30,13 +32,11 @@ class ReplicaAgreement:
     def own_digests(self) -> tuple[int, Digests] | None:
         """Return (round, digest of each layer) of the last check of this peer's replica, to be told after the round to
         those that keep it, for `hear`. None if nobody keeps one."""
-        replicas = self._algorithm.replicas
-        return None if replicas is None else replicas.own_digests
+        return None if self._replicas is None else self._replicas.own_digests
 
     def keepers(self) -> tuple[int, ...]:
         """Return the peers that keep a replica of this one now, ascending."""
-        replicas = self._algorithm.replicas
-        return () if replicas is None else replicas.receivers
+        return () if self._replicas is None else self._replicas.receivers
 
     def hear(self, sender: int, round_: int, digests: Digests) -> None:
         """Note the digests that a neighbour's replica should have after its message of a round."""
@@ -79,10 +79,9 @@ class ReplicaAgreement:
         self._asked.pop(sender, None)
 
     def _differing_layers(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
-        replicas = self._algorithm.replicas
-        if replicas is None or (self._members_change and sender not in replicas.senders):
+        if self._replicas is None or (self._members_change and sender not in self._replicas.senders):
             return ()  # The edge between us is gone, or not there yet.
-        return replicas.compare(sender, round_, digests)
+        return self._replicas.compare(sender, round_, digests)
 
     def _sentence(self, sender: int, round_: int, layers: tuple[int, ...]) -> str:
         layout = self._algorithm.node.layout

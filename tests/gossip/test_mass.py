@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peer.compress import decompress_layers
 from peer.compress.decompress import decompress_layers
+from peer.gossip.replicas import replicas_of
 from peer.wire.message import MessageKind
 from tests.gossip.drive import carry_for, gossip, peers, ring, schedule_of, spread, total
 from tests.gossip.scenarios import column_stochastic, doubly_stochastic
@@ -109,8 +111,8 @@ class LateNetwork:
         scale = rate * message.mixing_weight
 
         def value(algorithm):
-            if algorithm.replicas is not None:
-                return algorithm.replicas.own.copy()
+            if (replicas := replicas_of(algorithm)) is not None:
+                return replicas.own.copy()
             return decompress_layers(algorithm._own, algorithm.node.layout, algorithm.x.dtype)
 
         vector = value(sender)

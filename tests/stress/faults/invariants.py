@@ -25,6 +25,7 @@ from peer.compress.payload import Dense
 from peer.gossip.boundary import UNSPONSORED_WEIGHT
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.gossip.mixing import local_step_rate
+from peer.gossip.replicas import replicas_of
 from peer.node.participant import Participant
 from peer.wire.message import Message
 from tests.stress.faults.scenario import RoundState, Scenario, state_of
@@ -248,7 +249,7 @@ class Auditor:
     def _contribution(self, participant: Participant, message: Message) -> Share:
         algorithm = participant.algorithm
         rate = getattr(algorithm, "averaging_rate", lambda t: algorithm.node.averaging_rate)(message.round)
-        replicas = algorithm.replicas
+        replicas = replicas_of(algorithm)
         value = self._value(message) if replicas is None else replicas.own.astype(np.float64)
         weight = rate * message.mixing_weight
         return weight * value, weight * message.push_weight
