@@ -22,14 +22,11 @@ class Liveness:
         """`chunk_bytes` is the largest envelope that may be on its way here."""
         self.silence_s = _SILENT_INTERVALS * max(heartbeat_s, their_heartbeat_s)
         self._patience_s = self.silence_s + chunk_bytes / _LEAST_BYTES_PER_S
+        self.tick_s = min(1.0, heartbeat_s / 4)
+        """Interval between checks."""
         self._heartbeat_s = heartbeat_s
         self._sent_at = self._heard_at = self._whole_at = now
         self._socket_bytes: int | None = None
-
-    @property
-    def tick_s(self) -> float:
-        """Interval between checks."""
-        return min(1.0, self._heartbeat_s / 4)
 
     def sent(self, now: float) -> None:
         """Note that an envelope of ours left."""

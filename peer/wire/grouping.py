@@ -19,7 +19,7 @@ from peer.wire.tokens import counts_of_spans
 
 MOST_GROUPS = 16
 """Most tables in a stream of this writer."""
-HEADER_BITS = 48
+_HEADER_BITS = 48
 """Approximate bits of the header of an entropy-coded stream."""
 
 _ONE_BIT = 1 << 16
@@ -29,9 +29,9 @@ _TABLE_BITS, _TOKEN_BITS = 8 * _ONE_BIT, 157286
 _ROUNDS, _SMOOTHING = 3, 50
 
 
-def table_bits(num_tokens: int) -> float:
-    """Return the approximate bits of a table of so many tokens."""
-    return (_TABLE_BITS + _TOKEN_BITS * num_tokens) / _ONE_BIT
+def overhead_bits(num_tokens: int) -> float:
+    """Return the approximate bits of the header of an entropy-coded stream and of one table of so many tokens."""
+    return _HEADER_BITS + (_TABLE_BITS + _TOKEN_BITS * num_tokens) / _ONE_BIT
 
 
 def logarithms() -> native.CData:
@@ -94,7 +94,7 @@ def _group_spans(table: IntegerArray) -> tuple[npt.NDArray[np.uint8] | None, int
     spans, num_tokens = present.shape
     sizes, total = present.sum(axis=1), present.sum(axis=0)
     whole = int(total.sum())
-    header = HEADER_BITS * _ONE_BIT
+    header = _HEADER_BITS * _ONE_BIT
     alone = _needs(total) + header
     if spans < 2 or alone < 8 * (header + _TABLE_BITS + _TOKEN_BITS * num_tokens):
         return None, alone

@@ -16,7 +16,7 @@ import zstandard
 from peer import native
 from peer.wire import bits
 from peer.wire.bits import ByteArray, IntegerArray, UnsignedArray, pointer
-from peer.wire.grouping import HEADER_BITS, group_spans, table_bits
+from peer.wire.grouping import group_spans, overhead_bits
 from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts
 
 WORTH_CODING = 256
@@ -86,7 +86,7 @@ def plan_change(values: UnsignedArray, previous: UnsignedArray, width: int) -> C
 
 
 def _plan_from(sample: UnsignedArray, histogram: IntegerArray, count: int, width: int) -> CodingPlan:
-    coded = count * entropy_of(histogram) + _overhead(int(np.count_nonzero(histogram)))
+    coded = count * entropy_of(histogram) + overhead_bits(int(np.count_nonzero(histogram)))
     # The map is worth finding only where it will be used.
     tokens = _map_for(histogram, count, width) if coded < count * width else TokenMap(width)
     return _better(CodingPlan(Codec.ENTROPY, coded, tokens), sample, count, width, 0.99)
@@ -120,7 +120,7 @@ def plan_floats(patterns: UnsignedArray, exponent_bits: int, sizes: IntegerArray
     if sizes is None or sizes.size == 1:
         exponents = (sample << kind(1)) >> kind(raw_bits)
         histogram = np.bincount(exponents.astype(np.int64))
-        coded = patterns.size * (raw_bits + entropy_of(histogram)) + _overhead(int(np.count_nonzero(histogram)))
+        coded = patterns.size * (raw_bits + entropy_of(histogram)) + overhead_bits(int(np.count_nonzero(histogram)))
         plan = CodingPlan(Codec.ENTROPY, coded, tokens)
     else:
         plan = _grouped_plan(tokens, tokens.tokens(patterns << kind(1)), sizes)
@@ -166,11 +166,6 @@ def _histogram(values: UnsignedArray, width: int) -> IntegerArray:
     if width <= 8:
         return counts(values.view(np.uint8))[: 1 << width]
     return np.bincount(values, minlength=1 << width)
-
-
-def _overhead(num_tokens: int) -> float:
-    """Return the approximate bits of the header and table of an entropy-coded stream with one table."""
-    return HEADER_BITS + table_bits(num_tokens)
 
 
 _LOGS = np.log2(np.maximum(np.arange(WORTH_ORDERING), 0.4))

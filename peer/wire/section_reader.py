@@ -49,8 +49,6 @@ from peer.wire.sections import (
     Tag,
     check_level_parameters,
     check_scaled,
-    code_pool,
-    dense_pool,
     keep_low_bits,
     predicts,
     rotated,
@@ -191,7 +189,7 @@ class _Reader:
             raise WrongFloatType("a layer holds float64 values where this run computes in float32")
         self._book("header")
         if codec == Codec.POOLED:
-            key, start, end = self._promised(dense_pool(value_type), size)
+            key, start, end = self._promised((False, value_type), size)
             self._book("values", codec)
             return lambda: Dense(self._found[key][start:end], value_type)
         values, magnitude = decode_reals(self._reader, codec, value_type, one_span(size))
@@ -264,7 +262,7 @@ class _Reader:
 
     def _codes(self, codec: int, size: int, width: int) -> Source:
         if codec == Codec.POOLED:
-            codes: Source = self._promised(code_pool(width), size)
+            codes: Source = self._promised((True, width), size)
         else:
             codes = integers.decode(self._reader, codec, width, code_type(width), one_span(size))
         if self._ledger is not None:

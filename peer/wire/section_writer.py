@@ -52,8 +52,6 @@ from peer.wire.sections import (
     Tag,
     check_level_parameters,
     check_scaled,
-    code_pool,
-    dense_pool,
     difference,
     predicts,
     rotated,
@@ -208,7 +206,7 @@ class _Writer:
             raise NotFiniteError(f"a layer holds an infinite value or one that is not a number; {LOWER_RATE}")
         tag = Tag.DENSE | value_type << 3
         if self._pooling and 0 < values.size <= LARGE:
-            self._pools.setdefault(dense_pool(value_type), []).append(values)
+            self._pools.setdefault((False, value_type), []).append(values)
             self.head(bytes((tag | Codec.POOLED << CODEC,)))
             return
         codec, stream = encode_reals(np.ascontiguousarray(values), value_type, packed=self._packed)
@@ -265,7 +263,7 @@ class _Writer:
         if codes.dtype != code_type(width) or not codes.flags.c_contiguous:
             raise LocalProtocolError(f"codes of {width} bits are held as {codes.dtype}, or not contiguously")
         if self._pooling and 0 < codes.size <= LARGE:
-            self._pools.setdefault(code_pool(width), []).append(codes)
+            self._pools.setdefault((True, width), []).append(codes)
             return Codec.POOLED, []
         check_codes(codes, width)
         return integers.encode(codes, width, plan or self._plan(codes, width))

@@ -66,16 +66,9 @@ class Repeats:
     """low, bits"""
 
 
-PoolKey = tuple[int, int]
-"""Key of a pool: (0, value type) for dense values, (1, w) for codes; the pools of a frame come in ascending order."""
-
-
-def dense_pool(value_type: ValueType) -> PoolKey:
-    return 0, int(value_type)
-
-
-def code_pool(width: int) -> PoolKey:
-    return 1, width
+PoolKey = tuple[bool, int]
+"""Whether a pool holds codes, and their width or the type of dense values; the pools of a frame come in ascending
+order."""
 
 
 def difference(codes: UnsignedArray, previous: UnsignedArray, width: int) -> UnsignedArray:
