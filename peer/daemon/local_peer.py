@@ -47,10 +47,10 @@ class LocalPeer:
     def __init__(self, config: Config, base: Path, loop: PeerTrainer | None = None) -> None:
         """`config` as its file has it; `base` is where its relative paths start; `loop`: the trainer, where that is no
         task. Raises SottoError."""
-        settled = first_peer_list.settle(config, base)
-        config = settled.config
+        listed = {peer.name for peer in config.peers}
+        config = first_peer_list.settle(config, base)
         self.config, self.base = config, base
-        self.taken_out = settled.taken_out
+        self.taken_out = tuple(peer.name for peer in config.peers if peer.name not in listed)
         """Names in the list that the run began with which the file does not list any more."""
         self.index = config.peer.index
         self.name = config.own.name

@@ -94,7 +94,7 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
 
 def warn_of(config: Config, base: Path) -> None:
     """Log what theory says against a configuration. Raises ConfigError for errors."""
-    for finding in refuse_errors(validate_config(settle(config, base).config, base)):
+    for finding in refuse_errors(validate_config(settle(config, base), base)):
         # Others that cannot reach each other refuse to start themselves, unless they are seats that are still free.
         if finding.key != "peers":
             log.warning("%s: %s", finding.key, finding.sentence)

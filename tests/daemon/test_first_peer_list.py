@@ -19,9 +19,9 @@ def config_of(*names: str, own: str, **sections: object) -> Config:
     return Config(peers=peers, peer=PeerOptions(index=names.index(own)), **sections)  # type: ignore[arg-type]
 
 
-def added(settled: first_peer_list.Settled) -> tuple[str, ...]:
+def added(settled: Config) -> tuple[str, ...]:
     """Return the names that the file lists and the run did not begin with."""
-    return tuple(peer.name for peer in settled.config.peers if peer.admitted)
+    return tuple(peer.name for peer in settled.peers if peer.admitted)
 
 
 @pytest.fixture
@@ -34,32 +34,32 @@ def begun(tmp_path: Path) -> Path:
 
 def test_without_a_state_the_file_says_it_all(tmp_path: Path) -> None:
     config = config_of(*NAMES, own="ben")
-    assert first_peer_list.settle(config, tmp_path) == first_peer_list.Settled(config, ())
+    assert first_peer_list.settle(config, tmp_path) == config
 
 
 def test_numbers_stay_when_an_entry_is_taken_out(begun: Path) -> None:
     settled = first_peer_list.settle(config_of("ben", "cleo", own="ben"), begun)
-    assert [peer.name for peer in settled.config.peers] == [*NAMES]
-    assert (settled.config.peer.index, added(settled), settled.taken_out) == (1, (), ("ada",))
-    assert settled.config.run_digest() == config_of(*NAMES, own="ada").run_digest()
+    assert [peer.name for peer in settled.peers] == [*NAMES]
+    assert (settled.peer.index, added(settled)) == (1, ())
+    assert settled.run_digest() == config_of(*NAMES, own="ada").run_digest()
 
 
 def test_whoever_is_added_gets_a_number_after_all_others_and_changes_no_job(begun: Path) -> None:
     settled = first_peer_list.settle(config_of("dan", *NAMES, own="ben"), begun)
-    assert [peer.name for peer in settled.config.peers] == [*NAMES, "dan"]
-    assert settled.config.peers[3].admitted
-    assert (settled.config.num_listed, added(settled)) == (3, ("dan",))
-    assert settled.config.run_digest() == config_of(*NAMES, own="ada").run_digest()
+    assert [peer.name for peer in settled.peers] == [*NAMES, "dan"]
+    assert settled.peers[3].admitted
+    assert (settled.num_listed, added(settled)) == (3, ("dan",))
+    assert settled.run_digest() == config_of(*NAMES, own="ada").run_digest()
     # The list of the start is kept, whatever is in the file later.
-    first_peer_list.keep(RealDisk(begun / "state"), settled.config.peers)
-    assert first_peer_list.settle(config_of(*NAMES, own="ben"), begun).config.num_peers == 3
+    first_peer_list.keep(RealDisk(begun / "state"), settled.peers)
+    assert first_peer_list.settle(config_of(*NAMES, own="ben"), begun).num_peers == 3
 
 
 def test_addresses_are_those_of_the_file(begun: Path) -> None:
     config = config_of(*NAMES, own="ben")
     moved = config.peers[2].model_copy(update={"advertise": "elsewhere:7700"})
     settled = first_peer_list.settle(config.model_copy(update={"peers": (*config.peers[:2], moved)}), begun)
-    assert settled.config.peers[2].advertise == "elsewhere:7700"
+    assert settled.peers[2].advertise == "elsewhere:7700"
 
 
 def test_the_state_of_another_run_is_refused(begun: Path) -> None:

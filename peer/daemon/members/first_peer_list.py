@@ -8,7 +8,6 @@ from it keeps its number and is to be declared lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from peer.config.options import SECTIONS, Config, PeerAddress
@@ -26,23 +25,14 @@ PEER_LIST = KeptFile[Sequence[PeerAddress]](
 )
 
 
-@dataclass(frozen=True)
-class Settled:
-    """A configuration in the numbering of its run."""
-
-    config: Config
-    taken_out: tuple[str, ...]
-    """Names of peers that the run began with and that the file no longer lists."""
-
-
-def settle(config: Config, base: Path) -> Settled:
+def settle(config: Config, base: Path) -> Config:
     """Return the configuration of a file, renumbered as in the run that its state folder belongs to, if there is one.
     Raises StateError if the folder belongs to another peer."""
     folder = base / config.state.directory
     # Opening a folder that cannot be one will name the fault.
     kept = PEER_LIST.read(RealDisk(folder))
     if kept is None:
-        return Settled(config, ())
+        return config
     listed = {peer.name: peer for peer in config.peers}
     names = [peer.name for peer in kept]
     own = config.own.name
@@ -54,9 +44,7 @@ def settle(config: Config, base: Path) -> Settled:
     added = tuple(peer.model_copy(update={"admitted": True}) for peer in config.peers if peer.name not in names)
     peers = (*(_moved(peer, listed.get(peer.name)) for peer in kept), *added)
     own_options = config.peer.model_copy(update={"index": names.index(own)})
-    taken_out = tuple(name for name in names if name not in listed)
-    settled = config.model_copy(update={"peers": peers, "peer": own_options})
-    return Settled(settled, taken_out)
+    return config.model_copy(update={"peers": peers, "peer": own_options})
 
 
 def keep(disk: Disk, peers: Sequence[PeerAddress]) -> None:

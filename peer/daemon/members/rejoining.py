@@ -100,7 +100,7 @@ def give_up(config: Config, base: Path) -> int:
 async def _declared_lost(error: SponsorLost, config: Config, base: Path, runtime: Runtime) -> int | None:
     """Return the next incarnation of a device of no use to the others once its loss is proven; None if it is to stop.
     It knows of no member but those that the run began with: votes count as far as they are theirs."""
-    config = settle(config, base).config
+    config = settle(config, base)
     access = load_credentials(config.security, base, config.own.name)
     current = incarnations.read_folder(base / config.state.directory)
     roster = Roster(config, access, current)
