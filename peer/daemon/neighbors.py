@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable
 from peer.daemon.traffic import Traffic
 from peer.errors import HandshakeRefused, LocalProtocolError
 from peer.foreign_text import printable
-from peer.gossip.effects import OutgoingFrame
 from peer.net.counters import LinkCounters
 from peer.net.transport import Transport
 from peer.state.metrics import LinkRecord
@@ -161,16 +160,6 @@ class Neighbors:
         those that are away may not lead to them."""
         for peer in sorted(self.transport.neighbors - {*besides}):
             self.transport.bulletin(peer, topic, note)
-
-    def count(self, outgoing: OutgoingFrame) -> None:
-        """Take note of a frame for a neighbour."""
-        self.traffic.handed_over(
-            outgoing.receiver,
-            frame_bytes=len(outgoing.frame),
-            payload_bytes=outgoing.payload_bytes,
-            values=outgoing.values,
-            entropy_bits=outgoing.entropy_bits,
-        )
 
     def counters(self) -> dict[int, LinkCounters]:
         """Return the transport's counters of the link to each neighbour since this process began."""

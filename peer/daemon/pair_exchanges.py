@@ -113,7 +113,7 @@ class PairExchanges:
         """Perform the effects of a call."""
         self._request, self._wake_at = effects.open_request, effects.wake_at
         for outgoing in effects.frames:
-            self.neighbors.count(outgoing)
+            self.neighbors.traffic.handed_over(outgoing)
             if self.neighbors.is_up(outgoing.receiver):
                 self.neighbors.transport.send(outgoing.receiver, 0, outgoing.frame)
         for error in effects.refused:

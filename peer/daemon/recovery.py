@@ -77,7 +77,7 @@ def recover_rounds(common: CommonParts, durable: DurablePeer, audit_log: AuditLo
         assert record is not None
         if missing.lack(record.round):
             for outgoing in effects.frames:
-                neighbors.count(outgoing)
+                neighbors.traffic.handed_over(outgoing)
         algorithm = participant.algorithm
         is_again = isinstance(local.trainer, RecordedSteps) and not local.trainer.was_recalled
         if is_again:
@@ -93,7 +93,7 @@ def recover_rounds(common: CommonParts, durable: DurablePeer, audit_log: AuditLo
     except StateError as error:
         raise StateError(f"{local.folder.directory}: {error}") from None
     for outgoing in recovery.effects.frames:
-        neighbors.count(outgoing)
+        neighbors.traffic.handed_over(outgoing)
     _continue(recovery, local, common.runtime, participant.round)
     # Others may have left by the time that anybody asks them.
     known = local.metrics.evaluations()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
-from typing import NamedTuple
 
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.runtime import Runtime
@@ -17,17 +16,6 @@ from peer.gossip.effects import Effects
 from peer.node.durable import DurablePeer
 from peer.node.local_steps import StepAbandoned
 from peer.records import RoundRecord
-
-
-class _LookedAt(NamedTuple):
-    """The result of giving frames to the participant."""
-
-    number: int
-    """Frames given to it."""
-    effects: Effects | None
-    """Effects of those that were taken; None if none was."""
-    error: Exception | None = None
-    """Why the last one was refused."""
 
 
 @dataclass
@@ -98,22 +86,26 @@ class RoundFrames:
         """Give the waiting frames to the participant, and the timer if it is due; return the record of a round that
         this completed. Later frames then wait for the next round."""
         while self._waiting:
-            looked_at = await self.runtime.work(self._receive, tuple(self._waiting), self.runtime.now())
-            for _ in range(looked_at.number):
+            waiting = tuple(self._waiting)
+            number, effects, error = await self.runtime.work(self._receive, waiting, self.runtime.now())
+            for _ in range(number):
                 peer, seq, _ = self._waiting.popleft()
                 self.neighbors.transport.taken(peer, seq)
-            record = None if looked_at.effects is None else self.perform(looked_at.effects)
-            if looked_at.error is not None:
-                self._refuse(peer, looked_at.error)
+            record = None if effects is None else self.perform(effects)
+            if error is not None:
+                self._refuse(peer, error)
             if record is not None:
                 return record
         if self.wake_at is not None and self.runtime.now() >= self.wake_at:
             return self.perform(await self.runtime.work(self.durable.timer, self.runtime.now()))
         return None
 
-    def _receive(self, frames: Sequence[tuple[int, int, bytes]], now: float) -> _LookedAt:
+    def _receive(
+        self, frames: Sequence[tuple[int, int, bytes]], now: float
+    ) -> tuple[int, Effects | None, Exception | None]:
         """Give frames to the participant, up to one that asks for more than waiting, or that is refused: a change of
-        threads costs as much as many a frame."""
+        threads costs as much as many a frame. Return the number of frames given to it, the effects of those that were
+        taken, None if none was, and why the last one was refused."""
         effects: Effects | None = None
         for number, (peer, seq, frame) in enumerate(frames, start=1):
             try:
@@ -121,14 +113,14 @@ class RoundFrames:
             except StepAbandoned:
                 raise
             except Exception as error:  # No error for a frame ends this process.
-                return _LookedAt(number, effects, error)
+                return number, effects, error
             if effects is None:
                 effects = asked
             else:
                 effects.extend(asked)
             if asked.frames or asked.news or asked.refused or asked.finished is not None:
-                return _LookedAt(number, effects)
-        return _LookedAt(len(frames), effects)
+                return number, effects, None
+        return len(frames), effects, None
 
     def perform(self, effects: Effects) -> RoundRecord | None:
         """Perform the effects of a call, which are on disk by now; return the record of a round that it ended."""
@@ -136,7 +128,7 @@ class RoundFrames:
         if effects.finished is not None and effects.skipped:
             self.on_late(effects.finished, effects.skipped)
         for outgoing in effects.frames:
-            self.neighbors.count(outgoing)
+            self.neighbors.traffic.handed_over(outgoing)
         if effects.news:
             # First, so that there are links to those that are told of it.
             self.on_change()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from peer.gossip.effects import OutgoingFrame
 from peer.net.counters import LinkCounters
 from peer.state.metrics import LinkRecord, LinkRoundRecord
 
@@ -59,16 +60,17 @@ class Traffic:
             "entropy_bits_per_value": total.entropy_bits / total.sampled_values if total.sampled_values else None,
         }
 
-    def handed_over(self, peer: int, *, frame_bytes: int, payload_bytes: int, values: int, entropy_bits: float) -> None:
+    def handed_over(self, outgoing: OutgoingFrame) -> None:
         """Take note of a frame for a neighbour."""
+        peer = outgoing.receiver
         self._meet(peer)
         for account in (self._round[peer], self._all[peer]):
-            account.values += values
-            account.payload_bytes += payload_bytes
-            account.entropy_bits += entropy_bits
-            account.frame_bytes += frame_bytes
-            if entropy_bits:
-                account.sampled_values += values
+            account.values += outgoing.values
+            account.payload_bytes += outgoing.payload_bytes
+            account.entropy_bits += outgoing.entropy_bits
+            account.frame_bytes += len(outgoing.frame)
+            if outgoing.entropy_bits:
+                account.sampled_values += outgoing.values
 
     def close_round(self, round_: int, counters: Mapping[int, LinkCounters]) -> list[LinkRoundRecord]:
         """Return the rows of all links for a round that ends now."""

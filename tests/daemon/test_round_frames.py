@@ -30,7 +30,8 @@ class Driven:
             blame=lambda peer, error: self.log.append(("blame", peer)),
             acknowledge=lambda peer, upto: self.log.append(("receipt", peer, upto)),
         )
-        neighbors = SimpleNamespace(transport=transport, count=lambda outgoing: None, is_up=lambda peer: True)
+        traffic = SimpleNamespace(handed_over=lambda outgoing: None)
+        neighbors = SimpleNamespace(transport=transport, traffic=traffic, is_up=lambda peer: True)
         durable = SimpleNamespace(receive=self._receive, publish=lambda effects: effects.frames, participant=None)
         self.frames = RoundFrames(
             cast(Runtime, SimpleNamespace(work=self._work, now=lambda: 5.0)),

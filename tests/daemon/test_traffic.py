@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from peer.daemon.traffic import Traffic
+from peer.gossip.effects import OutgoingFrame
 from peer.net.counters import LinkCounters
 from peer.state.metrics import LinkRecord
 
@@ -19,9 +20,14 @@ def counted(num_bytes: int, *, connections: int = 1, kernel: bool = True) -> Lin
 
 
 def hand_over(traffic: Traffic, peer: int, num_bytes: int, *, entropy_bits: float = 0.0) -> None:
-    traffic.handed_over(
-        peer, frame_bytes=num_bytes, payload_bytes=num_bytes - 20, values=1000, entropy_bits=entropy_bits
+    frame = OutgoingFrame(
+        receiver=peer,
+        frame=bytes(num_bytes),
+        payload_bytes=num_bytes - 20,
+        values=1000,
+        entropy_bits=entropy_bits,
     )
+    traffic.handed_over(frame)
 
 
 def test_a_round_holds_what_was_handed_over_and_what_left_since_the_last_one() -> None:
