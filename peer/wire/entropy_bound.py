@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +16,9 @@ from peer.wire.tokens import counts
 
 _PIECE = 1 << 16
 _FEW = 256
+
+_Few = dict[int, list[tuple[UnsignedArray, UnsignedArray]]]
+"""Bits → the codes of small layers, and their changes (the codes again where there is no earlier one)."""
 
 
 def entropy_bound_bits(message: Message, *, previous: Message | None = None) -> float:
@@ -31,21 +33,13 @@ def entropy_bound_bits(message: Message, *, previous: Message | None = None) -> 
     if previous is not None and message.layer_ids is None and len(previous.layers) == len(message.layers):
         earlier = previous.layers
     scalar_bits = 64 if section_writer.needs_double(message.layers) else 32
-    total, few = 0.0, _Few({}, {})
+    few: _Few = {}
+    total = 0.0
     for layer, before in zip(message.layers, earlier, strict=True):
         total += _bound(layer, before, scalar_bits, few)
-    for width, codes in few.codes.items():
-        joined = _code_bits(np.concatenate(codes), width)
-        total += min(joined, _code_bits(np.concatenate(few.changes[width]), width))
+    for width, pairs in few.items():
+        total += min(_code_bits(np.concatenate(arrays), width) for arrays in zip(*pairs, strict=True))
     return total
-
-
-@dataclass(frozen=True)
-class _Few:
-    """The codes of small layers by their bits, and their changes (the codes again where there is no earlier one)."""
-
-    codes: dict[int, list[UnsignedArray]]
-    changes: dict[int, list[UnsignedArray]]
 
 
 def _bound(layer: LayerPayload, previous: LayerPayload | None, scalar_bits: int, few: _Few) -> float:
@@ -65,8 +59,7 @@ def _bound(layer: LayerPayload, previous: LayerPayload | None, scalar_bits: int,
     if isinstance(layer, Residues) and layer.check is not None:
         scalars += 64
     if codes.size < _FEW:
-        few.codes.setdefault(layer.bits, []).append(codes)
-        few.changes.setdefault(layer.bits, []).append(change)
+        few.setdefault(layer.bits, []).append((codes, change))
         return scalars
     bits = _code_bits(codes, layer.bits)
     return scalars + (bits if change is codes else min(bits, _code_bits(change, layer.bits)))

@@ -13,7 +13,7 @@ Rice's ends at the sum of the floored gaps.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -123,13 +123,8 @@ def _fixed(gaps: IntegerArray, counts: IntegerArray, sizes: IntegerArray, codes:
     return writer.finish().tobytes()
 
 
-@dataclass
-class Reading:
-    """The sets of indices whose gaps follow the last section, in the order of the sections."""
-
-    fixed: list[tuple[int, int]] = field(default_factory=list)
-    """(k, n) of each set in the fixed code."""
-    entropy: list[tuple[int, int]] = field(default_factory=list)
+Reading = dict[int, list[tuple[int, int]]]
+"""Code → (k, n) of each set of indices in it whose gaps follow the last section, in the order of the sections."""
 
 
 def decode(reader: Reader, code: int, count: int, size: int, reading: Reading) -> IntegerArray | tuple[int, int]:
@@ -139,12 +134,10 @@ def decode(reader: Reader, code: int, count: int, size: int, reading: Reading) -
         if count != size:
             raise IndexCountOutOfRange(f"a sparse layer claims all of {size} coordinates and gives {count}")
         return np.arange(size)
-    if code == FIXED:
-        reading.fixed.append((count, size))
-        return FIXED, len(reading.fixed) - 1
-    if code == ENTROPY:
-        reading.entropy.append((count, size))
-        return ENTROPY, len(reading.entropy) - 1
+    if code in (FIXED, ENTROPY):
+        sets = reading.setdefault(code, [])
+        sets.append((count, size))
+        return code, len(sets) - 1
     gaps = rice.decode(reader, count, code, size - count)
     return _accumulated(gaps, np.array([count], np.int64), np.array([size], np.int64))[0]
 
@@ -152,8 +145,8 @@ def decode(reader: Reader, code: int, count: int, size: int, reading: Reading) -
 def decode_rest(reader: Reader, reading: Reading) -> dict[int, list[IntegerArray]]:
     """Return the indices of all sets whose gaps follow the sections, by code. Raises `IndexOutOfRange`."""
     found: dict[int, list[IntegerArray]] = {}
-    if reading.fixed:
-        counts, sizes = _columns(reading.fixed)
+    if FIXED in reading:
+        counts, sizes = _columns(reading[FIXED])
         each = _bit_lengths(sizes - counts)
         num_bits = int((counts * each).sum())
         data = reader.take((num_bits + 7) // 8)
@@ -165,8 +158,8 @@ def decode_rest(reader: Reader, reading: Reading) -> dict[int, list[IntegerArray
             part = slice(start, start + bits.CHUNK)
             gaps[part] = source.next(widths[part])
         found[FIXED] = _accumulated(gaps, counts, sizes)
-    if reading.entropy:
-        counts, sizes = _columns(reading.entropy)
+    if ENTROPY in reading:
+        counts, sizes = _columns(reading[ENTROPY])
         width = gap_width(int(sizes.max()))
         gaps = integers.decode(reader, Codec.ENTROPY, width, np.uint64, counts).view(np.int64)
         found[ENTROPY] = _accumulated(gaps, counts, sizes)

@@ -109,7 +109,7 @@ class _Reader:
         self._tags = tags
         self._ledgers = ledgers
         self._ledger: Ledger | None = None
-        self._where = indices.Reading()
+        self._where: indices.Reading = {}
         self._indices: dict[int, list[IntegerArray]] = {}
         self._spans: dict[PoolKey, list[int]] = {}
         self._pooled: dict[PoolKey, int] = {}
