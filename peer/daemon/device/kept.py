@@ -35,9 +35,6 @@ from peer.train.private_step import SECRET_BYTES, SECRET_FILE
 
 log = logging.getLogger("sotto")
 
-_RATE, _THETA, _SUMS = "averaging_rate", "first_theta", "float32_weight_gradients"
-_ORDER = "normal_class_order"
-
 
 class KeptRates(NamedTuple):
     """The first values of a run."""
@@ -54,7 +51,9 @@ class KeptRates(NamedTuple):
 
 
 def _rates_of_json(tree: Mapping[str, Any]) -> KeptRates:
-    found = KeptRates(tree[_RATE], tree[_THETA], tree.get(_SUMS, False), tree.get(_ORDER, False))
+    found = KeptRates(
+        tree["averaging_rate"], tree["first_theta"], *(tree.get(name, False) for name in KeptRates._fields[2:])
+    )
     is_rate = isinstance(found.averaging_rate, float) and 0 < found.averaging_rate <= 1
     is_theta = isinstance(found.first_theta, float) and found.first_theta > 0
     if not (is_rate and is_theta and {*map(type, found[2:])} == {bool}):
@@ -64,7 +63,7 @@ def _rates_of_json(tree: Mapping[str, Any]) -> KeptRates:
 
 RATES = KeptFile[KeptRates](
     "rates.json",
-    lambda kept: dict(zip((_RATE, _THETA, _SUMS, _ORDER), kept, strict=True)),
+    KeptRates._asdict,
     _rates_of_json,
     "restore it from a copy, or delete it and set algorithm.averaging_rate, and with a modulo code"
     " algorithm.theta_value, to what the run began with",
