@@ -26,7 +26,7 @@ State carried over, and why the mass stays right:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from peer.compress.decompress import add_decompressed_
@@ -97,6 +97,12 @@ def heir_of(views: ViewSchedule, t: int, leaver: int) -> int | None:
         if candidates:
             return min(candidates, key=lambda peer: (peer - leaver) % views.num_peers)
     return None
+
+
+def jumped(moved: Iterable[Transfer], spec: AlgorithmSpec) -> set[int]:
+    """Return the peers whose x has jumped. Without push-sum a sponsor keeps all of its x."""
+    takers = {each.taker for each in moved}
+    return takers | {each.giver for each in moved} if spec.push_sum else takers
 
 
 def partners(views: ViewSchedule, t: int, peer: int, spec: AlgorithmSpec) -> set[int]:
@@ -204,10 +210,7 @@ class Boundary:
         self._algorithm.start_anew()
         if self._replicas is None:
             return None
-        # The peers whose x has jumped. Without push-sum a sponsor keeps all of its x.
-        restart = {each.taker for each in self._moved}
-        if self._algorithm.spec.push_sum:
-            restart |= {each.giver for each in self._moved}
+        restart = jumped(self._moved, self._algorithm.spec)
         old_senders, old_receivers = set(views.senders_from(t, me)), set(views.receivers_from(t, me))
         senders, receivers = views.senders_from(t + 1, me), views.receivers_from(t + 1, me)
         if self._algorithm.spec.push_sum and old_receivers:

@@ -18,7 +18,7 @@ from peer.compress.norms import sum_of_squares
 from peer.compress.payload import Dense, num_values
 from peer.errors import RemoteProtocolError
 from peer.gossip.base import Algorithm, Memory
-from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE, transfers
+from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE, jumped, transfers
 from peer.gossip.mixing import check_layers
 from peer.gossip.moniqua import FURTHER_BITS
 from peer.gossip.plausibility import Reaches, spread_of
@@ -188,10 +188,7 @@ class Judge:
             if message.mixing_weight != 1.0:
                 self._refuse_weights(message)
         else:
-            moved = transfers(views, t, self._spec)
-            restarts = {each.taker for each in moved}
-            if self._spec.push_sum:
-                restarts |= {each.giver for each in moved}
+            restarts = jumped(transfers(views, t, self._spec), self._spec)
             is_new = sender not in views.senders_from(t, me, with_absent=True)
             is_due = sender in views.senders_from(t + 1, me, with_absent=True) and (is_new or sender in restarts)
         if not is_due:
