@@ -328,7 +328,6 @@ def _round_parts(common: CommonParts) -> TrainingParts:
             or any(each.effective == done for each in participant.membership.coming_changes)
         )
     recovered = recover_rounds(common, durable, audit_log)
-    common.cadence.add_round(recovered.seconds)
     member_links = MemberLinks(local, neighbors, durable, common.watcher, common.admissions)
     member_links.know_partners()
 
@@ -343,7 +342,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         runtime,
         neighbors,
         durable,
-        recovered.effects,
+        recovered,
         on_change=member_links.meet,
         on_link=member_links.link_up,
         on_confirmed=member_links.confirmed,
@@ -416,9 +415,8 @@ def _pair_parts(common: CommonParts) -> TrainingParts:
     )
     durable = DurablePair(participant, local.disk_state(), repeatable=local.trainer.repeatable)
     recovered = recover_pairs(common, durable, audit_log)
-    common.cadence.add_round(recovered.seconds)
     abandon_after_s = local.config.rounds.abandon_after_s
-    exchanges = PairExchanges(runtime, neighbors, local.roster, durable, recovered.effects, abandon_after_s)
+    exchanges = PairExchanges(runtime, neighbors, local.roster, durable, recovered, abandon_after_s)
     saver = PairSaver(common, durable, exchanges, audit_log)
     progress = _progress(common, durable.round, lambda: durable.durable_round, lambda peer, said: None)
     loop = PairLoop(common, durable=durable, exchanges=exchanges, saver=saver, audit_log=audit_log, progress=progress)

@@ -132,21 +132,12 @@ class PairExchanges:
                 elif wake_at is not None and self.runtime.now() >= wake_at:
                     self.perform(await self.call(self.durable.timer, self.runtime.now()))
                 else:
-                    await self._wait(wake_at)
+                    await self.runtime.wait(wake_at, self._arrived)
         except DivergenceError as error:
             # The loop ends with it, as with what the own steps come to; this task must not end the process on its own.
             self.failure = error
             self.runtime.wake()
         self._answered.set()
-
-    async def _wait(self, until: float | None) -> None:
-        timeout = 1.0 if until is None else min(1.0, until - self.runtime.now())
-        try:
-            async with asyncio.timeout(timeout):
-                await self._arrived.wait()
-        except TimeoutError:
-            return
-        self._arrived.clear()
 
     async def _take(self, peer: int, frame: bytes | None) -> None:
         if frame is None:

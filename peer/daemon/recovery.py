@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.notes.evaluations import Models, parse_stored
@@ -28,15 +28,6 @@ from peer.records import RoundRecord
 from peer.state.metrics import EvaluationRecord
 
 log = logging.getLogger("sotto")
-
-
-class Recovered(NamedTuple):
-    """A peer restored to its last state."""
-
-    seconds: float
-    """Time taken to repeat the journal; 0 where there was nothing to restore."""
-    effects: Effects
-    """Open effects: the time to wake up, and a request without an answer. None of them has to be sent."""
 
 
 class _MissingRows:
@@ -66,9 +57,9 @@ class _MissingRows:
         return found
 
 
-def recover_rounds(common: CommonParts, durable: DurablePeer, audit_log: AuditLog | None) -> Recovered:
-    """Go back to where a peer of a run in rounds was. A script that repeats its steps hears of the rounds again. Raises
-    StateError, with the folder."""
+def recover_rounds(common: CommonParts, durable: DurablePeer, audit_log: AuditLog | None) -> Effects:
+    """Go back to where a peer of a run in rounds was; return its open effects: the time to wake up. A script that
+    repeats its steps hears of the rounds again. Raises StateError, with the folder."""
     started, participant, missing = time.perf_counter(), durable.participant, _MissingRows(common)
     local, neighbors, evaluations, watcher = common.local, common.neighbors, common.evaluations, common.watcher
 
@@ -106,12 +97,13 @@ def recover_rounds(common: CommonParts, durable: DurablePeer, audit_log: AuditLo
         ]
     evaluations.restore(record for record in known if record.peer >= 0 and evaluations.is_shared(record.round))
     is_new = not participant.round and not participant.session.in_round
-    seconds = 0.0 if is_new else _took(started, "round", recovery, local, participant.round)
-    return Recovered(seconds, recovery.effects)
+    common.cadence.add_round(0.0 if is_new else _took(started, "round", recovery, local, participant.round))
+    return recovery.effects
 
 
-def recover_pairs(common: CommonParts, durable: DurablePair, audit_log: EventLog | None) -> Recovered:
-    """Go back to where a peer of a run in pairs was. Raises StateError, with the folder."""
+def recover_pairs(common: CommonParts, durable: DurablePair, audit_log: EventLog | None) -> Effects:
+    """Go back to where a peer of a run in pairs was; return its open effects: the time to wake up, and a request
+    without an answer, which need not be sent. Raises StateError, with the folder."""
     started, participant, missing = time.perf_counter(), durable.participant, _MissingRows(common)
     local, evaluations = common.local, common.evaluations
 
@@ -134,8 +126,8 @@ def recover_pairs(common: CommonParts, durable: DurablePair, audit_log: EventLog
     _continue(recovery, local, common.runtime, participant.round)
     evaluations.restore(map(parse_stored, recovery.state.get("evaluations", [])))
     is_new = not participant.round and not participant.in_iteration
-    seconds = 0.0 if is_new else _took(started, "step", recovery, local, participant.round)
-    return Recovered(seconds, recovery.effects)
+    common.cadence.add_round(0.0 if is_new else _took(started, "step", recovery, local, participant.round))
+    return recovery.effects
 
 
 def _joined_at(changes: Iterable[Change], peer: int) -> float:
@@ -155,6 +147,7 @@ def _continue(recovery: PeerRecovery, local: LocalPeer, runtime: Runtime, round_
 
 
 def _took(started: float, noun: str, recovery: PeerRecovery, local: LocalPeer, round_: int) -> float:
+    """Say where a peer goes on; return the seconds that it took to repeat its journal."""
     seconds = time.perf_counter() - started
     log.info(
         "%s continues at %s %d: checkpoint of %s %d and %d %ss of its journal, read in %.1f s",

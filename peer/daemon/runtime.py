@@ -81,16 +81,18 @@ class Runtime:
         """Let tasks in `wait` look around."""
         self._wake.set()
 
-    async def wait(self, until: float | None = None) -> None:
-        """Return after `wake`, at the time `until`, or after a second, whichever is first."""
+    async def wait(self, until: float | None = None, event: asyncio.Event | None = None) -> None:
+        """Return after `wake`, or where there is an `event` once that is set, and clear it; or at the time `until`, or
+        after a second, whichever is first."""
+        event = event or self._wake
         timeout = _LONGEST_WAIT_S if until is None else min(_LONGEST_WAIT_S, max(0.0, until - self.now()))
         try:
             # Not asyncio.wait_for: before Python 3.12 it swallows a cancellation that comes with the wake-up.
             async with asyncio.timeout(timeout):
-                await self._wake.wait()
+                await event.wait()
         except TimeoutError:
             return
-        self._wake.clear()
+        event.clear()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
