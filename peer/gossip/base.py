@@ -382,7 +382,7 @@ class Algorithm(ABC):
         """Return the mean over the neighbours heard of ‖c_j / u_j − c_i / u_i‖₂, or None if none was heard; with robust
         mixing, over those that are not taken to lie."""
         layout, distances = self.node.layout, []
-        for _, message in in_sender_order(self.node.peer, self._heard):
+        for message in in_sender_order(self.node.peer, self._heard):
             if message is not None and message.push_weight > 0.0:
                 difference = decompress_layers(message.layers, layout, self.x.dtype)
                 difference /= difference.dtype.type(message.push_weight)
@@ -414,13 +414,13 @@ class Algorithm(ABC):
         del state  # Nothing is kept by default.
 
 
-def in_sender_order(peer: int, inbox: Mapping[int, Message]) -> Iterator[tuple[int, Message | None]]:
-    """Yield (sender, message) ascending, the peer itself in its place with None; senders of NOTHING are left out."""
+def in_sender_order(peer: int, inbox: Mapping[int, Message]) -> Iterator[Message | None]:
+    """Yield the messages by their senders, ascending, None in the peer's own place; those of NOTHING are left out."""
     for sender in sorted({*inbox, peer}):
         if sender == peer:
-            yield peer, None
+            yield None
         elif inbox[sender].kind is not MessageKind.NOTHING:
-            yield sender, inbox[sender]
+            yield inbox[sender]
 
 
 def mean_distance(node: NodeContext, distances: list[float]) -> float | None:

@@ -212,7 +212,7 @@ def step_by_mean_(
     x: FloatArray, node: NodeContext, momentum: MomentumRule, rate: float, own: Payload, inbox: Mapping[int, Message]
 ) -> None:
     """Take the step x ← x − γ · momentum(mean_j c_j) in place, over the senders and the peer itself, ascending."""
-    payloads = [own if message is None else message.layers for _, message in in_sender_order(node.peer, inbox)]
+    payloads = [own if message is None else message.layers for message in in_sender_order(node.peer, inbox)]
     num_peers = len(inbox) + 1
     if isinstance(momentum, NoMomentum):
         # One rounding less, and the bits of all releases.

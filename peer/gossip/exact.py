@@ -88,7 +88,7 @@ class DPsgd(HoldsBack):
         layout, dtype = self.node.layout, self.x.dtype
         heard = [
             (message.mixing_weight, decompress_layers(message.layers, layout, dtype))
-            for _, message in in_sender_order(self.node.peer, inbox)
+            for message in in_sender_order(self.node.peer, inbox)
             if message is not None
         ]
         add_robust_(self.x, rule, self.node.averaging_rate, decompress_layers(self._own, layout, dtype), heard)

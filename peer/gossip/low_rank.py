@@ -101,7 +101,7 @@ class LowRank(PartitionedAllReduce):
         part = self._shares(self._t).parts[self.node.peer]
         numbers, pieces = part.numbers, part.pieces
         total = np.zeros(numbers.stop - numbers.start)
-        for _, message in in_sender_order(self.node.peer, inbox):
+        for message in in_sender_order(self.node.peer, inbox):
             total += self._vector[numbers] if message is None else block_float.decode(_block(message.layers), pieces)
         block = _block(imposed or self._encode(total, pieces, numbers.start, self._least))
         told = block_float.decode(block, pieces)

@@ -217,7 +217,7 @@ def add_neighbours_(
         (own, rate * (own_weight(node, t, left_out) - 1.0))
         if message is None
         else (message.layers, rate * message.mixing_weight)
-        for _, message in in_sender_order(node.peer, inbox)
+        for message in in_sender_order(node.peer, inbox)
     ]
     add_all_decompressed_(x, terms, node.layout)
 
@@ -234,7 +234,7 @@ def mixed_push_weight(
 ) -> float:
     """Return u + η Σ_j (W_ij − I_ij) u_j, where W_ii includes the weights of the receivers that are left out."""
     mixed = u
-    for _, message in in_sender_order(node.peer, inbox):
+    for message in in_sender_order(node.peer, inbox):
         if message is None:
             mixed += rate * (own_weight(node, t, left_out) - 1.0) * u
         else:

@@ -53,7 +53,7 @@ class NaiveQuantized(Algorithm):
         awaits = node.schedule.senders(t, node.peer)
         check_inbox(inbox, awaits, t, node.layout, may_lack=can_lose_peers(node))
         keep_shares_(self.x, node, t, 1.0, self._own, set(awaits) - inbox.keys())
-        for _, message in in_sender_order(node.peer, inbox):
+        for message in in_sender_order(node.peer, inbox):
             if message is not None:
                 add_decompressed_(self.x, message.layers, node.layout, message.mixing_weight)
         self._heard = dict(inbox)

@@ -582,7 +582,7 @@ def add_replicas_(
         heard = [(inbox[j].mixing_weight, copy) for j, copy in copies.items() if inbox[j].mixing_weight > 0.0]
         add_robust_(x, node.robust, rate, replicas.own, heard)
         return
-    for _, message in in_sender_order(node.peer, inbox):
+    for message in in_sender_order(node.peer, inbox):
         if message is None:
             add_scaled_(x, rate * (own_weight(node, t, left_out) - 1.0), replicas.own)
             continue
