@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.compress import decompress_layers
 from peer.compress.decompress import decompress_layers
 from peer.gossip.replicas import replicas_of
 from peer.wire.message import MessageKind
