@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress import add_decompressed_, decompress_layers
 from peer.compress.base import Compressor, Draws
+from peer.compress.decompress import add_decompressed_, decompress_layers
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray, Payload
 from peer.compress.payload_norm import norm
