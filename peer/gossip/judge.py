@@ -50,7 +50,7 @@ class Judge:
         self._spec, self._me = session.algorithm.spec, session.algorithm.node.peer
         self._asks_for_repairs = self._spec.modulo and self._node.modulo.verified
         # Σu, which no change of the members raises.
-        self._most_push_weight = len(self._node.schedule.members(0)) + _WEIGHT_ROOM
+        self._most_push_weight = self._node.schedule.num_first + _WEIGHT_ROOM
         spread = spread_of(self._spec, compressors or (self._node.compressor,), self._node.layout.sizes)
         self.reaches = Reaches(self._node, spread=spread, skips=0 if self._spec.push_sum else skips)
         self.reaches.note_own(self.own_norm())

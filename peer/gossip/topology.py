@@ -33,7 +33,7 @@ class Turns:
 
     def __init__(self, matrices: Sequence[MixingMatrix], period_rounds: int = 1) -> None:
         """Let the matrices take turns, each for `period_rounds` rounds, whatever they hold."""
-        self.num_peers = matrices[0].num_peers
+        self.num_peers = self.num_first = matrices[0].num_peers
         self.matrices, self.period_rounds = tuple(matrices), period_rounds
         self._all_senders: dict[int, tuple[int, ...]] = {}
         self._all_receivers: dict[int, tuple[int, ...]] = {}

@@ -19,7 +19,7 @@ from peer.wire.message import Message, MessageKind
 
 def largest_value(dtype: npt.DTypeLike, node: NodeContext) -> float:
     """Return the largest magnitude of a number that is sent in this run."""
-    return float(np.finfo(np.dtype(dtype)).max) / (4.0 * len(node.schedule.members(0)))
+    return float(np.finfo(np.dtype(dtype)).max) / (4.0 * node.schedule.num_first)
 
 
 def excess(message: Message, dtype: npt.DTypeLike, node: NodeContext, *, of_factors: bool = False) -> float | None:

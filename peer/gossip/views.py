@@ -31,8 +31,10 @@ class ViewSchedule:
         self._absent: dict[int, int] = {}
         self._matrices: dict[object, MixingMatrix] = {}
         first = membership.members(0)
+        self.num_first = len(first)
+        """Number of members of round 0: Σu of push-sum, which no change of the members raises."""
         # Ascending and distinct, so that these are all of 0 … num_peers − 1.
-        is_everybody = len(first) == num_peers == first[-1] + 1
+        is_everybody = self.num_first == num_peers == first[-1] + 1
         self._all: Schedule | None = graph_of(first) if is_everybody else None
         """The graph of all peers, while no other is in use."""
 
