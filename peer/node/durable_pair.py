@@ -28,7 +28,7 @@ from typing import Any
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.effects import Effects
 from peer.node.disk_state import DiskState, OnRound, PeerRecovery, model_digest
-from peer.node.local_steps import recorded_step
+from peer.node.local_steps import RecordedSteps
 from peer.node.pair_participant import PairParticipant
 from peer.node.replay import recall_step
 from peer.protocol import OLDEST
@@ -151,7 +151,8 @@ class DurablePair:
 
     def step(self, now: float) -> Effects:
         """Apply the gradient and end the iteration."""
-        stepped = recorded_step(self.participant.local_steps, self.round)
+        steps = self.participant.local_steps
+        stepped = (steps.recorded(self.round),) if isinstance(steps, RecordedSteps) else ()
         self.disk_state.pin(max((each.needs for each in stepped), default=OLDEST))
         return self._called(Call.STEP, lambda: self.participant.step(now), now, stepped=stepped)
 

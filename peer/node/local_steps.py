@@ -70,17 +70,14 @@ class RecordedSteps(ABC):
     def record(self) -> Mapping[str, npt.NDArray[Any]]:
         """Return the result of the last call of `gradient`, for `recall`; where the code is to repeat it, a digest."""
 
+    def recorded(self, round_: int) -> Stepped:
+        """Return the record of the last call of `gradient`, that of a round, for the journal."""
+        return Stepped(round_, self.record(), self.record_needs)
+
     @abstractmethod
     def recall(self, record: Mapping[str, npt.NDArray[Any]]) -> None:
         """Let the next call of `gradient` repeat a result that `record` returned before a crash, or compare its result
         with such a digest. Raises StateError if it cannot be that."""
-
-
-def recorded_step(local_steps: LocalSteps | RecordedSteps, round_: int) -> tuple[Stepped, ...]:
-    """Return the record of the local step of a round, if it is one that cannot be computed again."""
-    if not isinstance(local_steps, RecordedSteps):
-        return ()
-    return (Stepped(round_, local_steps.record(), local_steps.record_needs),)
 
 
 class StepAbandoned(Exception):

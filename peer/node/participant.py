@@ -36,7 +36,7 @@ from peer.node.blame import blaming
 from peer.node.checkpoint_arrays import Arrays, Group, group, grouped, refusing_what_does_not_fit
 from peer.node.divergence_guard import require_finite_loss, require_finite_model, require_sendable
 from peer.node.frame_account import Decode, FrameAccount, decode_from
-from peer.node.local_steps import LocalSteps, StepResult, recorded_step
+from peer.node.local_steps import LocalSteps, RecordedSteps, StepResult
 from peer.node.membership import MembershipRules, PeerMembership, changing_views
 from peer.node.membership_checks import check_notice, check_proof
 from peer.node.membership_news import MembershipNews
@@ -173,7 +173,9 @@ class Participant:
 
     def recorded_step(self) -> tuple[Stepped, ...]:
         """Return the record of the local step that `step` did, if it is one that cannot be computed again."""
-        return () if self._step is None else recorded_step(self.local_steps, self.session.round)
+        if self._step is None or not isinstance(self.local_steps, RecordedSteps):
+            return ()
+        return (self.local_steps.recorded(self.session.round),)
 
     def begin(self, now: float, left_out: frozenset[int] = frozenset()) -> Effects:
         """Start the exchange of the round with the result of `step`. `left_out`: receivers that get no weight."""
