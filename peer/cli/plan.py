@@ -354,8 +354,8 @@ def _print(found: Plan, notes: list[str]) -> None:
     )
     click.echo("a day: sent, and as much received; memory: beside the model")
     click.echo(
-        f"after the last round, the average of all models (run.average): {size(found.average_bytes)} to each device, at"
-        f" least {duration(found.average_s)}\n"
+        "after the last round, the average of all models (run.average), unless they are equal:"
+        f" {size(found.average_bytes)} to each device, at least {duration(found.average_s)}\n"
     )
     click.secho(_recommendation(found), bold=True)
     titles = {each.option.name: each.option.title for each in found.estimates}

@@ -58,8 +58,8 @@ class RunOptions(Section):
     """Number of gossip rounds."""
     average: bool = True
     """After the last round, form the average of the models of all members, the same file on every device. Each device
-    receives the model of every other one for it, in full precision and beside `compressor.budget_kbytes_per_s`. Not
-    under robust mixing, which it would undo."""
+    receives for it what differs from its own of every other one, in full precision and beside
+    `compressor.budget_kbytes_per_s`. Not under robust mixing, which it would undo."""
 
 
 class PeerOptions(Section):

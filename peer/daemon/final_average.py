@@ -2,11 +2,12 @@
 
 Each member of the last round tells its share: its weight u and digests of its x, in chunks. These notes spread from
 neighbour to neighbour. Every member then asks its neighbours for the chunks that it lacks, and passes on those that it
-has, so that any connected graph will do, and whoever comes back goes on where it was. A chunk counts only if it has the
-digest that its owner told: a neighbour that passes on anything else is to blame. A member that has all shares, and
-found them plausible, says so with a digest of the notes. The file follows from these alone, and nobody writes it before
-all have said the same: no member can lead two others to different files, and one that lies in its share moves the
-average by what plausibility lets by.
+has, so that any connected graph will do, and whoever comes back goes on where it was. A chunk with the digest of one of
+its own it has: where all hold one model, no numbers travel. A chunk counts only if it has the digest that its owner
+told: a neighbour that passes on anything else is to blame. A member that has all shares, and found them plausible, says
+so with a digest of the notes. The file follows from these alone, and nobody writes it before all have said the same: no
+member can lead two others to different files, and one that lies in its share moves the average by what plausibility
+lets by.
 
 Nobody sums for others. That would save bytes, most of them in a star, and nobody could check a sum.
 
@@ -399,13 +400,18 @@ class FinalAverage:
     # -- chunks --------------------------------------------------------------------------------------------------------
 
     def _recall(self, owner: int) -> tuple[set[int], float]:
-        """Return the chunks of a share that are not on disk, and the sum of squares of those that are."""
+        """Return the chunks of a share that are not on disk, and the sum of squares of those that are. What equals this
+        peer's own is copied first."""
         missing = self._file.missing(owner, self._shares[owner].digests)
         if owner == self._me and missing:
             raise StateError(
                 f"{self._file.path} does not hold the model that this peer has told; restore it from a copy, or delete"
                 f" it and {AVERAGE_SHARES.name} before the next start"
             )
+        mine = self._shares[self._me].digests
+        for index in [each for each in missing if self._shares[owner].digests[each] == mine[each]]:
+            self._file.put(owner, index, self._file.get(self._me, index))
+            missing.discard(index)
         there = set(range(self._file.num_chunks)) - missing
         return missing, sum(_squares(self._file.get(owner, index)) for index in there)
 

@@ -115,7 +115,8 @@ class Plan:
 
     @property
     def average_bytes(self) -> int:
-        """What each device receives for the average after the last round (`run.average`): the model of each other."""
+        """What each device receives for the average after the last round (`run.average`): the model of each other,
+        where these differ."""
         return 4 * self.situation.layers.parameters * (self.situation.num_peers - 1)
 
     @property

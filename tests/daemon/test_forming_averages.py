@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from peer.daemon import final_average
 from peer.daemon.final_average import FinalAverage
 from peer.daemon.notes import notes
+from peer.daemon.notes.evaluations import Models
 from peer.errors import PeerUnreachable, StateError
 from peer.state import shares
 from peer.state.kept_file import AVERAGE_FILE, AVERAGE_SHARES, OWN_FILE
@@ -66,6 +67,29 @@ def test_a_kill_at_any_instant_changes_no_bit(tmp_path: Path, graph: Graph) -> N
         found = run(net)
         assert all(isinstance(each, Path) for each in found.values()), (at, found)
         assert {*files(net)} == wanted, at
+
+
+def test_what_is_equal_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net(tmp_path, COMPLETE)
+    one, sent = net.model(0).x, []
+
+    def model(peer: int) -> Models:
+        x = one.copy()
+        x[150] += peer == 2  # In the second of four chunks.
+        return Models(x, x, 1.0)
+
+    def count(source: int, peer: int, topic: str, data: bytes) -> bool:
+        if topic == "" and (chunk := notes.decode_chunk(data)).data:
+            sent.append((chunk.owner, chunk.index, peer))
+        return False
+
+    monkeypatch.setattr(net, "model", model)
+    net.is_lost = count
+    run(net)
+    assert len({*files(net)}) == 1
+    assert np.array_equal(vector(net.state(1) / AVERAGE_FILE), net.by_hand())
+    # One of another content, to each of the others, and theirs to the one that has it.
+    assert sorted(sent) == sorted([*((2, 1, peer) for peer in (0, 1, 3)), *((owner, 1, 2) for owner in (0, 1, 3))])
 
 
 def test_one_that_left_has_no_part_in_it(tmp_path: Path) -> None:
