@@ -316,7 +316,7 @@ class LocalSteps:
 
 
 def _entropy(fraction: float) -> float:
-    return -fraction * math.log2(fraction) - (1 - fraction) * math.log2(1 - fraction)
+    return -sum(part * math.log2(part) for part in (fraction, 1 - fraction) if part)
 
 
 def sparse_bits(fraction: float, bits: int) -> float:
@@ -423,19 +423,21 @@ class Outer8(Outer):
 class Sparse(Outer):
     """SparseLoCo (arXiv 2508.15706): an error memory that decays, top-k in chunks, two bits, gathered by all."""
 
+    BITS = 2
+
     def __init__(self, x: Tensor, settings: Mapping[str, Tensor]) -> None:
         super().__init__(x, settings)
         self._error = torch.zeros_like(x)
 
     def heard(self, displacements: Tensor) -> Tensor:
         self._error.mul_(self.settings["decay"]).add_(displacements)
-        sent = compressed(self._error, self.settings["fraction"].flatten(), 2)
+        sent = compressed(self._error, self.settings["fraction"].flatten(), self.BITS)
         self._error -= sent
         return sent
 
     @classmethod
     def bits(cls, peers: int, settings: Mapping[str, float]) -> float:
-        return (peers - 1) * sparse_bits(settings["fraction"], 2)
+        return (peers - 1) * sparse_bits(settings["fraction"], cls.BITS)
 
 
 class Shared(Sparse):
@@ -450,13 +452,17 @@ class Shared(Sparse):
 
     def heard(self, displacements: Tensor) -> Tensor:
         self._left += super().heard(displacements).mean(1, keepdim=True)
-        told = compressed(self._left, self.settings["fraction"].flatten(), 2)
+        told = compressed(self._left, self.settings["fraction"].flatten(), self.BITS)
         self._left -= told
         return told
 
     @classmethod
     def bits(cls, peers: int, settings: Mapping[str, float]) -> float:
-        return 2 * (peers - 1) / peers * sparse_bits(settings["fraction"], 2)
+        return 2 * (peers - 1) / peers * sparse_bits(settings["fraction"], cls.BITS)
+
+
+class SharedIn4Bits(Shared):
+    BITS = 4
 
 
 class Pairs(Exchange):
@@ -513,11 +519,6 @@ class Replicas(Exchange):
         return len(cls.HOPS) * sparse_bits(settings["fraction"], cls.BITS)
 
 
-class RingReplicas(Replicas):
-    HOPS = (1,)
-    BITS = 4
-
-
 # -- contenders --------------------------------------------------------------------------------------------------------
 
 
@@ -543,8 +544,6 @@ _MOMENTUM = {"momentum": 0.8, "rate": 0.7}
 _MOMENTA = ({"rate": 0.5}, {"rate": 1.0}, {"momentum": 0.6}, {"momentum": 0.9})
 _SHARED = _SPARSE | _MOMENTUM | {"fraction": 0.1, "decay": 1.0}
 _SHARES = ({"rate": 0.5}, {"momentum": 0.6}, {"momentum": 0.5, "rate": 1.0}, {"decay": 0.95})
-_RING = {"momentum": 0.0, "outer": 1.0, "averaging": 0.8, "fraction": 0.14}
-_RINGS = ({"averaging": 0.6}, {"fraction": 0.09}, {"outer": 1.5}, {"momentum": 0.5, "outer": 0.8})
 _REPLICAS = {"momentum": 0.0, "outer": 1.0, "averaging": 0.25, "fraction": 0.05}
 _AVERAGING = ({"averaging": 0.15}, {"averaging": 0.4}, {"fraction": 0.035}, {"outer": 1.5})
 
@@ -562,14 +561,14 @@ CONTENDERS = {
         ({"momentum": 0.7, "rate": 0.7}, {"rate": 1.0}, {"pull": 0.4}, {"pull": 0.9}),
     ),
     "quant-sgp": Contender(Replicas, _REPLICAS, _AVERAGING),
-    "quant-sgp-ring": Contender(RingReplicas, _RING, _RINGS),
     "muon-ddp": Contender(Synchronous, is_muon=True),
     "muon-mean": Contender(Mean, is_muon=True),
     "muon-diloco": Contender(Outer, _DILOCO, _OUTER, is_muon=True),
     "muon-diloco-8": Contender(Outer8, _DILOCO, _OUTER, is_muon=True),
     "muon-sparseloco": Contender(Sparse, _SPARSE | _MOMENTUM, _MOMENTA, is_muon=True),
     "muon-shared": Contender(Shared, _SHARED, _SHARES, is_muon=True),
-    "muon-quant-sgp-ring": Contender(RingReplicas, _RING, _RINGS, is_muon=True),
+    "muon-dense": Contender(Shared, _SHARED | {"fraction": 1.0}, _OUTER, is_muon=True),
+    "muon-dense-4": Contender(SharedIn4Bits, _SHARED | {"fraction": 1.0}, _OUTER, is_muon=True),
 }
 
 
