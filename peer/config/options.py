@@ -662,8 +662,8 @@ _IMPLIED: Mapping[tuple[str, str, Any], Mapping[str, Mapping[str, Any]]] = {
     },
     ("compressor", "value_bits", 2): {"compressor": {"four_levels": True}},
 }
-"""Section, key and its value → settings, beside the defaults, of a job that begins without a file. Files that leave
-these keys unset, and runs under way, keep their meaning."""
+"""Section, key and its value → settings, beside the defaults, of a job that begins without a file, unless the job's row
+of `CHOICES` has that value too. Files that leave these keys unset, and runs under way, keep their meaning."""
 
 SECTIONS: Mapping[str, type[Section]] = {name: type(table) for name, table in Config()} | {"peers": PeerAddress}
 
@@ -702,10 +702,11 @@ def load(
         _put(tree, key, _parse_value(text), source=sources[key])
     if path is None and new_job:
         training = check(tree, sources=sources).training
+        chosen = _chosen(choices(training.task, new_job, training.local_steps), tree)
         for (section, key, value), job in _IMPLIED.items():
-            if tree.get(section, {}).get(key) == value:
+            if tree.get(section, {}).get(key) == value and (section, key, value) not in chosen:
                 tree |= {name: {**table, **tree.get(name, {})} for name, table in job.items()}
-        for section, key, value in _chosen(choices(training.task, new_job, training.local_steps), tree):
+        for section, key, value in chosen:
             tree[section] = {key: value} | tree.get(section, {})
     return check(tree, file=str(path) if path is not None else None, sources=sources)
 

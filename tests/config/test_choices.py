@@ -160,6 +160,22 @@ def test_the_keys_of_the_user_win(settings: tuple[str, ...], expected: tuple[str
         assert str(getattr(getattr(config, section), name)) in (value, f"{value}.0")
 
 
+def test_texts_keep_one_model_where_all_can_wait_for_each_other() -> None:
+    def sent(*settings: str, peers: int = 4) -> tuple[object, ...]:
+        job = new("training.task=text", *settings, peers=peers)
+        return job.algorithm.name, job.graph.kind, job.compressor.fraction, job.algorithm.outer_momentum
+
+    dense = ("compressed-allreduce", "complete", 1.0, 0.8)
+    assert sent() == sent("algorithm.name=compressed-allreduce") == sent("training.local_steps=4") == dense
+    assert sent("compressor.fraction=0.1") == (*dense[:2], 0.1, 0.8)
+    for other in ({"peers": 17}, {"peers": 1}):
+        assert sent(**other) == ("quant-sgp", "exponential", 0.1, 0.0)
+    assert sent("rounds.late=skip") == sent("algorithm.name=quant-sgp") == ("quant-sgp", "exponential", 0.1, 0.0)
+    # In other jobs, those that name it begin with few numbers.
+    scripts = new("training.task=loop", "algorithm.name=compressed-allreduce")
+    assert (scripts.compressor.fraction, scripts.algorithm.outer_momentum) == (0.1, 0.0)
+
+
 def test_a_job_that_differs_from_its_row_claims_no_measurement() -> None:
     assert "Reason" in render(new("training.task=loop"), header="", all_keys=False)
     other = render(new("training.task=loop", "compressor.fraction=0.05"), header="", all_keys=False)
