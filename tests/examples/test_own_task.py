@@ -14,7 +14,7 @@ from peer.train.local_step import Trainer
 from peer.train.stacked import StackedTrainer
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
-from tests.train.small_tasks import all_gradients
+from tests.train.test_stacked import all_gradients
 
 HERE = Path(__file__).parent
 GUIDE = HERE.parents[1] / "docs" / "own-task.md"

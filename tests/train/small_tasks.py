@@ -10,7 +10,6 @@ from peer.train.data import Classification, TensorData, crop_and_flip
 from peer.train.full_precision.norms import Norm
 from peer.train.local_step import Trainer, Vector
 from peer.train.models import resnet20
-from peer.train.stacked import StackedStep, StackedTrainer
 
 NUM_TRAIN, NUM_TEST = 96, 300
 
@@ -68,12 +67,3 @@ def descend(trainer: Trainer, z: Vector, rounds: range) -> Vector:
         before, z = z, z - np.float32(rate) * step.gradient
         trainer.after_round(before, z, rate)
     return z
-
-
-def all_gradients(stacked: StackedTrainer, z: np.ndarray, t: int, z_steps: np.ndarray | float) -> StackedStep:
-    """Return the local steps of round t of all peers, group after group."""
-    z_steps = np.broadcast_to(np.asarray(z_steps, np.float32), len(z))
-    parts = [slice(group.start, group.stop) for group in stacked.groups]
-    steps = [stacked.gradients_of_group(number, z[part], t, z_steps[part]) for number, part in enumerate(parts)]
-    losses = np.concatenate([step.losses for step in steps])
-    return StackedStep(np.concatenate([step.gradients for step in steps]), losses, steps[0].samples)

@@ -20,7 +20,8 @@ from peer.train.precision import precision_of
 from peer.train.stacked import StackedTrainer
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
-from tests.train.small_tasks import all_gradients, descend, images, points
+from tests.train.small_tasks import descend, images, points
+from tests.train.test_stacked import all_gradients
 
 DIGITS = resolve_task("digits", {"hidden": 32})
 

@@ -19,7 +19,7 @@ from peer.train.stacked import StackedTrainer
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
 from tests.train import measured_tasks
-from tests.train.small_tasks import all_gradients
+from tests.train.test_stacked import all_gradients
 
 OPTIONS = TrainingOptions(batch_size=8, momentum="none", warmup_rounds=0)
 FILE = Path(measured_tasks.__file__)

@@ -22,7 +22,7 @@ from peer.train.next_token import NextToken
 from peer.train.stacked import StackedTrainer
 from peer.train.tasks import configured, resolve_task
 from tests.cli.runner import sotto
-from tests.train.small_tasks import all_gradients
+from tests.train.test_stacked import all_gradients
 
 SMALL = {"context": 16, "width": 16, "blocks": 1}
 OPTIONS = TrainingOptions(batch_size=4, momentum="adamw", weight_decay=0.1, clip_norm=1.0, local_steps=3)

@@ -20,7 +20,8 @@ from peer.train.own_task import OwnTask, UserCode
 from peer.train.private_step import SECRET_BYTES, GaussianMechanism
 from peer.train.stacked import StackedTrainer
 from peer.train.task import Task
-from tests.train.small_tasks import all_gradients, points
+from tests.train.small_tasks import points
+from tests.train.test_stacked import all_gradients
 
 SAMPLES = len(points().test_data())
 

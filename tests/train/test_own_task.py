@@ -19,7 +19,8 @@ from peer.train.stacked import StackedTrainer
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
 from tests.train import broken_tasks
-from tests.train.small_tasks import all_gradients, points
+from tests.train.small_tasks import points
+from tests.train.test_stacked import all_gradients
 
 FILE = Path(broken_tasks.__file__)
 EVERYTHING = np.arange(64, dtype=np.int64)

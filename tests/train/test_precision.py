@@ -16,7 +16,8 @@ from peer.train.model_file import load_model_
 from peer.train.precision import precision_of
 from peer.train.stacked import StackedTrainer
 from peer.train.tasks import resolve_task
-from tests.train.small_tasks import all_gradients, points
+from tests.train.small_tasks import points
+from tests.train.test_stacked import all_gradients
 
 DIGITS = resolve_task("digits", {"hidden": 32})
 

@@ -19,10 +19,10 @@ from peer.train.data import Classification, TensorData
 from peer.train.full_precision.norms import Norm
 from peer.train.local_step import Trainer
 from peer.train.models import logistic, resnet20
-from peer.train.stacked import StackedTrainer
+from peer.train.stacked import StackedStep, StackedTrainer
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
-from tests.train.small_tasks import all_gradients, images, points
+from tests.train.small_tasks import images, points
 
 
 def options(**changes: object) -> TrainingOptions:
@@ -46,6 +46,15 @@ def both(
         Trainer(task, chosen, rounds=20, seed=seed, peer=peer, train_indices=shards[peer]) for peer in range(num_peers)
     ]
     return stacked, single
+
+
+def all_gradients(stacked: StackedTrainer, z: np.ndarray, t: int, z_steps: np.ndarray | float) -> StackedStep:
+    """Return the local steps of round t of all peers, group after group."""
+    z_steps = np.broadcast_to(np.asarray(z_steps, np.float32), len(z))
+    parts = [slice(group.start, group.stop) for group in stacked.groups]
+    steps = [stacked.gradients_of_group(number, z[part], t, z_steps[part]) for number, part in enumerate(parts)]
+    losses = np.concatenate([step.losses for step in steps])
+    return StackedStep(np.concatenate([step.gradients for step in steps]), losses, steps[0].samples)
 
 
 Deviation: TypeAlias = Callable[[int, np.ndarray, int], float]
