@@ -56,19 +56,8 @@ class LinkModel:
     cuts: tuple[Cut, ...] = ()
     """Times in which the cluster is divided."""
 
-    def serialization_s(self, frame_bytes: int) -> float:
-        """Return the seconds for which a frame occupies the link."""
-        return self._occupies_s(frame_bytes, self.rate_kbit_s)
-
-    def upload_s(self, frame_bytes: int) -> float:
-        """Return the seconds for which a frame occupies its sender's interface."""
-        return self._occupies_s(frame_bytes, self.up_kbit_s)
-
-    def download_s(self, frame_bytes: int) -> float:
-        """Return the seconds for which a frame occupies its receiver's interface."""
-        return self._occupies_s(frame_bytes, self.down_kbit_s)
-
-    def _occupies_s(self, frame_bytes: int, rate_kbit_s: float | None) -> float:
+    def occupies_s(self, frame_bytes: int, rate_kbit_s: float | None) -> float:
+        """Return the seconds for which a frame occupies a link or an interface of that rate."""
         if rate_kbit_s is None:
             return 0.0
         return self.wire_bytes(frame_bytes) * 8 / (rate_kbit_s * 1000)
@@ -95,7 +84,7 @@ class VirtualNetwork:
         """
         model = self.model
         start = max(now, self._upload_free_at.get(sender, 0.0))
-        needs = [model.upload_s(frame_bytes) for _, frame_bytes in frames]
+        needs = [model.occupies_s(frame_bytes, model.up_kbit_s) for _, frame_bytes in frames]
         self._upload_free_at[sender] = start + sum(needs)
         # Equal parts for all that are not through yet: a frame waits for no more of another than it has itself.
         ordered = sorted(needs)
@@ -114,12 +103,12 @@ class VirtualNetwork:
         model = self.model
         whole_at = max((cut.until_s for cut in model.cuts if cut.divides(sender, receiver, now)), default=0.0)
         start = max(start, whole_at, self._free_at.get((sender, receiver), 0.0))
-        sent = max(sent, start + model.serialization_s(frame_bytes))
+        sent = max(sent, start + model.occupies_s(frame_bytes, model.rate_kbit_s))
         if sent > now:
             self._free_at[sender, receiver] = sent
         # The first bytes arrive while the last are still being sent, and others fill the gaps between them.
         start = max(start + model.latency_s, self._download_free_at.get(receiver, 0.0))
-        drained = start + model.download_s(frame_bytes)
+        drained = start + model.occupies_s(frame_bytes, model.down_kbit_s)
         if model.down_kbit_s is not None:
             self._download_free_at[receiver] = drained
         return max(sent + model.latency_s, drained)

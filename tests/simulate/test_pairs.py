@@ -163,7 +163,7 @@ def test_on_links_that_are_too_thin_peers_wait_for_their_own_exchange_only(tmp_p
     assert len(records) == 4 * 40
     waits = [record.wait_s for record in records]
     # A request and its reply there and back, behind at most one reply to somebody else on each link.
-    one_way = links.serialization_s(1500) + links.latency_s
+    one_way = links.occupies_s(1500, links.rate_kbit_s) + links.latency_s
     assert 0.05 < max(waits) < 4 * one_way
 
 
