@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -314,17 +315,18 @@ class _RangeEvoNorm(_EvoNorm):
 
 def norm_in_8_bits(module: nn.Module) -> NormIn8Bits[Any]:
     """Return the 8-bit layer for `module`, a float32 one of `full_precision.norms.make_norm`."""
-    if isinstance(module, nn.BatchNorm2d):
-        return _BatchNorm(module)
-    if isinstance(module, RangeBatchNorm):
-        return _RangeBatchNorm(module)
-    if isinstance(module, nn.GroupNorm):
-        return _GroupNorm(module)
-    if isinstance(module, RangeEvoNorm):
-        return _RangeEvoNorm(module)
-    if isinstance(module, EvoNormS0):
-        return _EvoNorm(module)
-    raise TypeError(f"{type(module).__name__} has no counterpart in 8 bits")
+    if type(module) not in _NORMS:
+        raise TypeError(f"{type(module).__name__} has no counterpart in 8 bits")
+    return _NORMS[type(module)](module)
+
+
+_NORMS: Mapping[type[nn.Module], type[NormIn8Bits[Any]]] = {
+    nn.BatchNorm2d: _BatchNorm,
+    RangeBatchNorm: _RangeBatchNorm,
+    nn.GroupNorm: _GroupNorm,
+    EvoNormS0: _EvoNorm,
+    RangeEvoNorm: _RangeEvoNorm,
+}
 
 
 def _centred(
