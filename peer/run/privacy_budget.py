@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from peer.config.options import Config, PrivacyOptions
+from peer.config.options import Config
 from peer.errors import ConfigError
 from peer.train.private_step import sampling_rate
 
@@ -58,7 +58,8 @@ def plan_budget(config: Config, num_samples: int) -> Budget:
         )
     noise = options.noise_multiplier
     if noise is None:
-        noise = noise_for(_limit(options), rate, steps, options.delta)
+        assert options.epsilon is not None
+        noise = noise_for(options.epsilon, rate, steps, options.delta)
     elif options.epsilon is not None and (spent := epsilon(noise, rate, steps, options.delta)) > options.epsilon:
         raise ConfigError(
             f"is not enough for {rounds} rounds, which spend {spent:.3g}: lower run.rounds or training.batch_size, or"
@@ -110,8 +111,3 @@ def noise_for(limit: float, sampling_rate: float, steps: int, delta: float) -> f
         else:
             low, too_much = middle, spent
     return high * _STEP
-
-
-def _limit(options: PrivacyOptions) -> float:
-    assert options.epsilon is not None
-    return options.epsilon

@@ -74,12 +74,20 @@ def evaluate_model(
 
 
 def _judged(task: Task, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, Values]:
-    """Return what `judge` does, and the values of the task's metrics. One forward pass gives both where no sample is
-    right or wrong."""
+    """Return the mean loss, bool[b], which samples are right, and the values of the task's metrics.
+
+    Classifications take one forward pass for the first two, unless a subclass has a rule of its own for one of them;
+    one pass gives the loss and the values where no sample is right or wrong.
+    """
     if isinstance(task, NextToken):
         values = task.measure(model, batch)
         return values[LOSS].mean(), torch.zeros(len(batch[0]), dtype=torch.bool), values
-    found = judge(task, model, batch)
+    kind = inner_task(task)
+    if isinstance(kind, Classification) and (kind.keeps("loss", "correct") or not kind.keeps("judge")):
+        with errors_of(task):
+            found = kind.judge(model, task.form.own(batch) if isinstance(task, OwnTask) else batch)
+    else:
+        found = task.loss(model, batch), task.correct(model, batch)
     return *found, task.measure(model, batch) if isinstance(task, OwnTask) and task.metrics else {}
 
 
@@ -89,13 +97,3 @@ def class_labels(task: Task, data: Data, indices: torch.Tensor) -> npt.NDArray[n
         return np.zeros(len(indices), np.int64)
     labels: npt.NDArray[np.int64] = data.labels[indices].numpy()
     return labels
-
-
-def judge(task: Task, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean loss and bool[b], which samples are right; classifications take one forward pass for both, unless
-    a subclass has a rule of its own for one of them."""
-    kind = inner_task(task)
-    if isinstance(kind, Classification) and (kind.keeps("loss", "correct") or not kind.keeps("judge")):
-        with errors_of(task):
-            return kind.judge(model, task.form.own(batch) if isinstance(task, OwnTask) else batch)
-    return task.loss(model, batch), task.correct(model, batch)

@@ -113,10 +113,8 @@ def finish_forward_floats(
     rows, columns = accumulator.shape
     if native := native_for(accumulator):
         y = torch.empty(accumulator.shape, dtype=torch.float32)
-        native.eb_finish_forward(
-            pointer(accumulator), rows, columns, pointer(offset), factor, pointer(bias), False, 1.0, 0, 0,
-            ffi.NULL, pointer(y), ffi.NULL,
-        )  # fmt: skip
+        given = pointer(accumulator), rows, columns, pointer(offset), factor, pointer(bias)
+        native.eb_finish_forward(*given, False, 1.0, 0, 0, ffi.NULL, pointer(y), ffi.NULL)
         return y
     return _finished(accumulator, offset, factor, bias, False)
 

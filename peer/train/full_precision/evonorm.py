@@ -104,13 +104,11 @@ def _readable(x: torch.Tensor, parameters: tuple[torch.Tensor, ...]) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.bfloat16)
-        and all(_readable_parameter(each) for each in parameters)
+        and all(
+            each.device.type == "cpu" and each.dtype == torch.float32 and each.is_contiguous() for each in parameters
+        )
         and x.numel() > 0
     )
-
-
-def _readable_parameter(numbers: torch.Tensor) -> bool:
-    return numbers.device.type == "cpu" and numbers.dtype == torch.float32 and numbers.is_contiguous()
 
 
 def _traced() -> bool:
