@@ -188,7 +188,9 @@ def pack_outcomes(outcomes: Iterable[tuple[Effects, Finished | None]]) -> Packed
                     blobs.append(last)
             packed.append([frames, effects.wake_at, None if finished is None else _packed(finished, blobs)])
     except SottoError as error:
-        packed.append([type(error).__name__, str(error)])
+        # Rooms derive errors of their own from those that every process knows by name.
+        kind = next(kind for kind in type(error).__mro__ if kind.__name__ in vars(errors))
+        packed.append([kind.__name__, str(error)])
     return packed, blobs
 
 
@@ -225,6 +227,5 @@ def _packed(finished: Finished, blobs: list[bytes | memoryview]) -> list[Any]:
 
 def _raised(name: str, text: str) -> SottoError:
     """Return an error of the package that a worker raised."""
-    kind = getattr(errors, name, SottoError)
-    error: SottoError = kind(text)
+    error: SottoError = getattr(errors, name)(text)
     return error

@@ -6,18 +6,20 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from peer.compress.norms import not_finite
 from peer.config import options as configuration
 from peer.errors import ConfigError, DivergenceError, LocalProtocolError
+from peer.gossip.effects import Effects
 from peer.simulate import workers as workers_module
 from peer.simulate.network import Agenda, LinkModel
-from peer.simulate.parallel import ParallelSimulator
+from peer.simulate.parallel import ParallelSimulator, pack_outcomes, unpack_outcomes
 from peer.simulate.rounds import Simulator
 from peer.simulate.run import run
 from peer.state.metrics import MetricsStore
@@ -99,6 +101,18 @@ def test_a_divergence_in_a_worker_names_its_peer(tmp_path):
     # One that is raised within a call, before there is a record.
     with pytest.raises(DivergenceError, match=r"^peer \d: "):
         run(job("algorithm.name=sgp", "training.learning_rate=1e30"), Path(), num_peers=5, baseline=False, workers=2)
+
+
+def test_an_error_of_a_room_comes_as_what_it_is_derived_from():
+    def outcomes() -> Iterator[tuple[Effects, None]]:
+        yield Effects(), None
+        raise not_finite(3)
+
+    packed, blobs = pack_outcomes(outcomes())
+    following = unpack_outcomes(packed, blobs)
+    assert next(following) == (Effects(), None)
+    with pytest.raises(DivergenceError, match="layer 3 holds values that are not finite"):
+        next(following)
 
 
 def test_a_run_that_is_stopped_leaves_the_models_of_its_workers():
