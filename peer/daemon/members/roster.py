@@ -38,9 +38,9 @@ class Roster:
         self._num_listed = config.num_listed
         self._entries = dict(enumerate(config.peers))
         self._expected = {peer for peer, entry in self._entries.items() if entry.admitted and peer != self.index}
-        self._entries[self.me] = self._entries[self.index]
         """Peers that only this device lists and that have not joined yet. Their numbers are guesses: the certificate of
         each has the right one."""
+        self._entries[self.me] = self._entries[self.index]
         self._callers: dict[int, str] = {}
         """Names of callers that have not been introduced yet."""
         self._certificates: dict[int, bytes] = {}
