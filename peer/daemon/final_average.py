@@ -329,10 +329,7 @@ class FinalAverage:
         AVERAGE_SHARES.keep(self._disk, KeptShares(self.rounds, self._members, known))
 
     async def _look(self) -> None:
-        """Take up shares that are new, and do what is next once all are there."""
-        for owner in self._members:
-            if owner in self._shares and owner not in self._missing:
-                self._missing[owner], self._squares[owner] = await self.runtime.work(self._recall, owner)
+        """Do what is next once all shares are there."""
         now = self.runtime.now()
         if now >= self._repeat_at:
             self._repeat_at = now + _AGAIN_S
@@ -416,7 +413,12 @@ class FinalAverage:
         return missing, sum(_squares(self._file.get(owner, index)) for index in there)
 
     async def _write_chunks(self, allowed: Callable[[int], float]) -> None:
-        """Write the chunks that came, and refuse shares that move a model further than honest ones do."""
+        """Take up shares that are new, write the chunks that came, and refuse shares that move a model further than
+        honest ones do."""
+        for owner in self._members:
+            if owner in self._shares and owner not in self._missing:
+                self._missing[owner], self._squares[owner] = await self.runtime.work(self._recall, owner)
+                self._goes_on()  # What is equal was copied, which takes its time.
         for _ in range(len(self._chunks)):
             owner, index, chunk = self._chunks[0]
             if index in self._missing[owner] and owner not in self._refused:

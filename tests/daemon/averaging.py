@@ -98,9 +98,15 @@ class Net:
         self.blamed: list[tuple[int, int, str]] = []
         """(who blames, whom, why)."""
 
+    def u(self, peer: int) -> float:
+        return 1.0 if self.weights is None else self.weights[peer]
+
+    def allowed_by(self, peer: int) -> float:
+        """Return how far a peer lets shares reach."""
+        return self.allowed
+
     def model(self, peer: int) -> Models:
-        u = 1.0 if self.weights is None else self.weights[peer]
-        return Models(x_of(peer) / np.float32(u), x_of(peer), u)
+        return Models(x_of(peer) / np.float32(self.u(peer)), x_of(peer), self.u(peer))
 
     def by_hand(self) -> FloatArray:
         return average([(self.model(peer).x, self.model(peer).u) for peer in self.members])
@@ -152,7 +158,7 @@ class Net:
             pass
 
         self.tasks[peer] = asyncio.get_running_loop().create_task(
-            formed.form(self.members, self.model(peer), lambda owner, norm: self.allowed, nothing)
+            formed.form(self.members, self.model(peer), lambda owner, norm: self.allowed_by(peer), nothing)
         )
 
     def kill(self, peer: int) -> None:

@@ -92,6 +92,19 @@ def test_what_is_equal_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sorted(sent) == sorted([*((2, 1, peer) for peer in (0, 1, 3)), *((owner, 1, 2) for owner in (0, 1, 3))])
 
 
+@pytest.mark.parametrize("graph", [COMPLETE, LINE], ids=["complete", "line"])
+def test_a_share_of_equal_numbers_is_judged_before_anybody_relies_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: Graph
+) -> None:
+    net = Net(tmp_path, graph, weights={0: 1.0, 1: 1.0, 2: 1.0, 3: 0.25}, give_up_after_s=1.0)
+    one = net.model(0).x
+    monkeypatch.setattr(net, "model", lambda peer: Models(one / np.float32(net.u(peer)), one, net.u(peer)))
+    # The same numbers reach four times as far under the weight that the last one tells, and one peer lets less by.
+    monkeypatch.setattr(Net, "allowed_by", lambda net, peer: 50.0 if peer == 0 else 1e3)
+    run(net)
+    assert not any((net.state(peer) / AVERAGE_FILE).exists() for peer in net.members)
+
+
 def test_one_that_left_has_no_part_in_it(tmp_path: Path) -> None:
     net = Net(tmp_path, COMPLETE, members=(0, 2, 3))
     run(net, (0, 2, 3))
