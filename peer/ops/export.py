@@ -13,7 +13,7 @@ for statistics of its samples, and for folders of release 0.2.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -187,23 +187,23 @@ def export_model(
     sources = [source] if isinstance(source, Path) else source
     source = sources[0]
     files = beside.files(output)
-    for file in [*files, *shards_of(output)]:
-        if file.exists() and not force:
-            raise ConfigError(
-                "already exists; name another with --output, or overwrite it with --force", file=str(file)
-            )
+    if not force:
+        _refuse_existing([*files, *shards_of(output)])
     if beside.onnx or beside.onnx_int8:
         require_onnx()
     is_whole = len(sources) == 1 and peer_index is None and statistics is None
     if is_whole and not find_checkpoints(source) and (source / "model.safetensors").exists():
-        return _export_simulated(source, files, beside, int8=int8)
+        return _export_simulated(source, files, beside, int8=int8, force=force)
     peers = _chosen_peers(sources, peer_index)
     done, members, gone = _exported_round(source, peers, is_choice=len(sources) > 1)
     needs_task = int8 or beside.program or beside.onnx or beside.onnx_int8
     is_one = len(members) == 1 and peer_index is None
     model = _read(members, done, statistics, needs_task=needs_task, needs_data=int8, takes_formed=is_one)
     if beside.hub:
-        hub_files(members[0].config, members[0].base, {name: each.shape for name, each in model.tensors.items()})
+        shapes = {name: each.shape for name, each in model.tensors.items()}
+        more = hub_files(members[0].config, members[0].base, shapes).keys() - {HUB_CONFIG}
+        if not force:
+            _refuse_existing(map(output.with_name, more))
     indices = tuple(folder.config.peer.index for folder in members)
     if model.members is not None:
         indices = tuple(map(Numbering(members[0].config.num_listed).device, model.members))
@@ -220,12 +220,22 @@ def export_model(
     return _write_beside(exported, beside, members[0], model.opened, _summary(source, exported))
 
 
-def _export_simulated(source: Path, files: list[Path], beside: Beside, *, int8: bool) -> Exported:
+def _refuse_existing(files: Iterable[Path]) -> None:
+    for file in files:
+        if file.exists():
+            raise ConfigError(
+                "already exists; name another with --output, or overwrite it with --force", file=str(file)
+            )
+
+
+def _export_simulated(source: Path, files: list[Path], beside: Beside, *, int8: bool, force: bool) -> Exported:
     """Write the averaged model of the folder of a simulation."""
     config = configuration.load(source / "config.toml", environment={}) if (source / "config.toml").exists() else None
     if beside.hub and config is not None:
         # Refused before anything is written.
-        hub_files(config, source, stored_shapes(source / "model.safetensors"))
+        more = hub_files(config, source, stored_shapes(source / "model.safetensors")).keys() - {HUB_CONFIG}
+        if not force:
+            _refuse_existing(map(files[0].with_name, more))
     opened = None
     if int8 or beside.program or beside.onnx or beside.onnx_int8:
         if config is None:

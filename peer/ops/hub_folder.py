@@ -47,11 +47,11 @@ def hub_files(config: Config, base: Path, shapes: Mapping[str, Sequence[int]]) -
     files, end, tokenizer = {}, BYTES.end, config.training.task_options.get("tokenizer")
     is_text = config.training.task == "text"
     if is_text and tokenizer:
-        path = base / str(config.data.directory) / str(tokenizer)
-        encoding = read_encoding(path.expanduser())
+        path = base / Path(str(config.data.directory)).expanduser() / str(tokenizer)
+        encoding = read_encoding(path)
         end, name = encoding.end, encoding.names[encoding.end]
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": name, "eos_token": name}
-        files = {"tokenizer.json": path.read_text("utf-8"), "tokenizer_config.json": json.dumps(settings, indent=2)}
+        files = {"tokenizer.json": path.read_bytes().decode(), "tokenizer_config.json": json.dumps(settings, indent=2)}
     fields = _gpt(shapes, end) if is_text else _distilbert(shapes)
     if fields is None and config.training.task == OWN_LOOP:
         raise ConfigError(

@@ -204,6 +204,11 @@ def test_transformers_loads_the_tokenizer_of_a_gpt(tmp_path: Path) -> None:
     text = "It rains in Rome, ä."
     assert encoding.encode([text.encode()]).tolist() == [*tokenizer(text).input_ids, encoding.end]
     assert tokenizer.decode(tokenizer(text).input_ids) == text
+    before = path.read_bytes()
+    again = sotto("export", str(folder), "--format", "huggingface", "-o", str(tmp_path))
+    assert "tokenizer.json: already exists" in again.output
+    assert not (tmp_path / "model.safetensors").exists()
+    assert path.read_bytes() == before == (tmp_path / "hub" / "tokenizer.json").read_bytes()
     path.unlink()
     refused = sotto("export", str(folder), "--format", "huggingface", "-o", str(tmp_path / "again"))
     assert "tokenizer.json cannot be read" in refused.output
@@ -224,6 +229,13 @@ def test_peers_with_another_tokenizer_refuse_each_other(folder: Path, tmp_path: 
     other.write_text(other.read_text().replace('"truncation"', '"truncation" '))
     assert read_encoding(other).names[:-1] == names[:-1]
     assert read_encoding(other).names != names
+
+
+def test_a_tokenizer_without_a_token_for_a_word_is_refused(folder: Path) -> None:
+    words = {"model": {"type": "WordLevel", "vocab": {"a": 0, "</s>": 1}, "unk_token": "?"}, "added_tokens": []}
+    (folder / "words.json").write_text(json.dumps(words))
+    with pytest.raises(DataError, match=r"words\.json cannot encode a text: "):
+        task(folder, tokenizer="words.json").train_data()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import tarfile
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from peer.errors import ConfigError, DataError
 from peer.files import write_whole
+from peer.foreign_values import parse_toml
 from peer.train.datasets.download import Downloaded, download
 
 RECORD = "SHA256SUMS"
@@ -50,7 +50,7 @@ class DataSet:
 
 
 def _read_catalogue() -> Mapping[str, DataSet]:
-    entries = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    entries = parse_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))
     return {
         name: DataSet(**{**entry, "files": tuple(RemoteFile(**file) for file in entry["files"])})
         for name, entry in entries.items()

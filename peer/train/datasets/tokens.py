@@ -81,7 +81,10 @@ def read_encoding(path: Path) -> Encoding:
     def encode(texts: Sequence[bytes]) -> torch.Tensor:
         parts = []
         for text in texts:
-            ids = tokenizer.encode(text.decode(), add_special_tokens=False).ids
+            try:
+                ids = tokenizer.encode(text.decode(), add_special_tokens=False).ids
+            except Exception as error:
+                raise DataError(f"tokenizer {path} cannot encode a text: {error}") from None
             parts.append(torch.tensor([*ids, end], dtype=torch.int32))
         return torch.cat(parts)
 
