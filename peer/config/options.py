@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import zoneinfo
@@ -757,7 +758,10 @@ def choices(task: str, num_peers: int, local_steps: int = 1) -> list[dict[str, A
 def _chosen(rows: Sequence[Mapping[str, Any]], job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """Return section, key and value of each setting of the first row that fits a job's own tables."""
     asked = {(name, key) for name in ("graph", "algorithm", "compressor") for key in job.get(name, {})}
+    steps = job.get("training", {}).get("local_steps", math.inf)
     for row in rows:
+        if steps < row.get("least_local_steps", 1):
+            continue
         named = [(name, key, value) for name, key, value, _ in row["settings"]]
         together = [each for each in named if each[1] in row["together"]]
         alike = all(job.get(name, {}).get(key, value) == value for name, key, value in together)

@@ -128,7 +128,10 @@ def test_every_row_is_valid_and_says_what_was_measured() -> None:
         task = row["tasks"][0] if row["tasks"] else "mnist"
         assert row["measured"]
         for peers in {max(few, 2), min(many, 17)}:
-            steps = min(row["most_local_steps"], 16)
+            if choices(task, peers)[0] != row:
+                continue  # Another row of the same task comes first for so few peers.
+            own = {key: value for name, key, value, _ in row["settings"] if name == "training"}
+            steps = own.get("local_steps", min(row["most_local_steps"], 16))
             config = new(f"training.task={task}", f"training.local_steps={steps}", peers=peers)
             found = {(name, key): getattr(getattr(config, name), key) for name, key, _, _ in row["settings"]}
             assert found == {(name, key): value for name, key, value, _ in row["settings"]}
@@ -170,7 +173,8 @@ def test_texts_keep_one_model_where_all_can_wait_for_each_other() -> None:
     assert sent("compressor.fraction=0.1") == (*dense[:2], 0.1, 0.8)
     for other in ({"peers": 17}, {"peers": 1}):
         assert sent(**other) == ("quant-sgp", "exponential", 0.1, 0.0)
-    assert sent("rounds.late=skip") == sent("algorithm.name=quant-sgp") == ("quant-sgp", "exponential", 0.1, 0.0)
+    for setting in ("rounds.late=skip", "algorithm.name=quant-sgp", "training.local_steps=1", "training.momentum=adam"):
+        assert sent(setting) == ("quant-sgp", "exponential", 0.1, 0.0)
     # In other jobs, those that name it begin with few numbers.
     scripts = new("training.task=loop", "algorithm.name=compressed-allreduce")
     assert (scripts.compressor.fraction, scripts.algorithm.outer_momentum) == (0.1, 0.0)
