@@ -58,7 +58,8 @@ class KeptValues:
     def bits_with_indices(self, size: int, k: int) -> float:
         """Return the nominal bits of one coordinate of the layer: values and log2 C(size, k) for the indices."""
         choices = (math.lgamma(size + 1) - math.lgamma(k + 1) - math.lgamma(size - k + 1)) / math.log(2.0)
-        bits = BITS[self.value_type or ValueType.FLOAT32] if self.value_bits is None else self.value_bits
+        written = ValueType.FLOAT32 if self.value_type is None else self.value_type
+        bits = BITS[written] if self.value_bits is None else self.value_bits
         return (k * bits + choices) / size
 
     def kept_energy(self, k: int) -> float:

@@ -65,7 +65,7 @@ class NoCompression:
         return columns.reaching(magnitude) if written.value_type is ValueType.FLOAT32 else columns
 
     def bits_per_value(self, size: int) -> float:
-        return float(BITS[self.value_type or ValueType.FLOAT32])
+        return float(BITS[ValueType.FLOAT32 if self.value_type is None else self.value_type])
 
     def error_bound(self, size: int) -> ErrorBound:
         if self.value_type is None or self.unbiased:

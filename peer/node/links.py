@@ -173,14 +173,11 @@ class Links:
     def to_checkpoint(self) -> tuple[dict[str, object], dict[str, npt.NDArray[Any]]]:
         """Return (JSON values, arrays) of everything that is kept, as of one moment."""
         with self._lock:
-            values: dict[str, object] = {
-                "received": {str(peer): link.last_seq for peer, link in self.incoming.items()},
-                "out": {
-                    str(peer): {"next_seq": link.next_seq, "lengths": [*map(len, link.frames)]}
-                    for peer, link in self.out.items()
-                },
-            }
-            return values, {f"out/{peer}": joined(link.frames) for peer, link in self.out.items() if link.frames}
+            received = {str(peer): link.last_seq for peer, link in self.incoming.items()}
+            out = {str(peer): (link.next_seq, tuple(link.frames)) for peer, link in self.out.items()}
+        kept = {peer: {"next_seq": seq, "lengths": [*map(len, frames)]} for peer, (seq, frames) in out.items()}
+        arrays = {f"out/{peer}": joined(frames) for peer, (_, frames) in out.items() if frames}
+        return {"received": received, "out": kept}, arrays
 
     def restore(self, values: Mapping[str, Any], arrays: Arrays) -> None:
         """Restore a result of `to_checkpoint`. Raises KeyError, TypeError, ValueError or LocalProtocolError if it
