@@ -159,7 +159,7 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
         (algorithm, "metrics", "record"),
         (MetricsStore, "put", "record"),
         (MetricsStore, "flush", "record"),
-        (Participant, "state", "save"),
+        (Participant, "to_checkpoint", "save"),
         (Checkpoints, "save", "save"),
     ):
         clock.replace(owner, name, stage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -91,11 +92,13 @@ def tells_two_stories(daemon: Daemon, victim: int, rounds: range) -> TwoStories:
     equality = daemon.loop.equality
     assert equality is not None
 
-    def tell(note: bytes, besides: object = ()) -> None:
-        transport, me = daemon.neighbors.transport, daemon.local.number
-        for peer in sorted(transport.neighbors):
-            is_own = decode_told(note).peer == me
-            transport.bulletin(peer, TOLD, lie.note(note) if is_own and peer == victim else note)
+    tell_all = daemon.neighbors.tell_all_linked
+
+    def tell(topic: str, note: bytes, besides: Collection[int] = ()) -> None:
+        if topic == TOLD and decode_told(note).peer == daemon.local.number:
+            daemon.neighbors.transport.bulletin(victim, TOLD, lie.note(note))
+            besides = {*besides, victim}
+        tell_all(topic, note, besides)
 
     def close(round_: int) -> None:
         is_over(round_)
@@ -108,6 +111,6 @@ def tells_two_stories(daemon: Daemon, victim: int, rounds: range) -> TwoStories:
         return [] if own is None else [lie.note(own) if peer == victim else own]
 
     daemon.loop.durable.told.close = close  # type: ignore[method-assign]
-    equality._tell = tell  # type: ignore[method-assign]
+    daemon.neighbors.tell_all_linked = tell  # type: ignore[method-assign]
     daemon.parts.incoming._greetings[TOLD] = linked
     return lie

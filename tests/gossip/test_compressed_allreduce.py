@@ -105,15 +105,15 @@ def test_nothing_is_forgotten_where_a_peer_is_lost_in_a_round(heard, told):
     assert len({a.x.tobytes() for a in others}) == 1
     moved, expected = (x - others[0].x), had
     for owner in range(5):
-        part = lost._part_of(owner, 3).numbers
+        part = lost._shares(3).parts[owner].numbers
         counted = 5 if owner in heard or (owner == 3 and told) else 4
         moved[part] *= counted
         if owner in heard:
             payload = lost._contributions[owner]
-            expected[part] += decompress_layers(payload, lost._part_of(owner, 3).layout, np.float64)
+            expected[part] += decompress_layers(payload, lost._shares(3).parts[owner].layout, np.float64)
     if told:
         # What the lost owner kept, and what it contributed itself, went with it.
-        part = lost._part_of(3, 3).numbers
+        part = lost._shares(3).parts[3].numbers
         expected[part] += (gradients[3].astype(np.float64) + before_of(lost, gradients[3]))[part]
         moved[part] += lost.error_memory[part]
     assert np.abs(memories(others) + moved - expected).max() <= room
@@ -134,7 +134,7 @@ def test_what_a_peer_had_sent_before_a_crash_is_what_counts(phase):
     gradients = gradients_of(algorithms, 0)
     sent = [
         Dense(np.full(size, 0.5, np.float32), ValueType.FLOAT32)
-        for size in algorithms[0]._part_of(2 - 2 * phase, 0).pieces
+        for size in algorithms[0]._shares(0).parts[2 - 2 * phase].pieces
     ]
     algorithms[0].node.imposed_parts[0, phase, 2] = tuple(sent)
     had, x = sum(map(np.float64, gradients)), algorithms[0].x.astype(np.float64)
@@ -142,7 +142,7 @@ def test_what_a_peer_had_sent_before_a_crash_is_what_counts(phase):
     assert not algorithms[0].node.imposed_parts
     assert len({a.x.tobytes() for a in algorithms}) == 1
     if phase:
-        part = algorithms[0]._part_of(0, 0).numbers
+        part = algorithms[0]._shares(0).parts[0].numbers
         np.testing.assert_allclose((x - algorithms[0].x)[part], 0.5 / 4, atol=1e-6)
     difference = memories(algorithms) + 4 * (x - algorithms[0].x) - had
     assert np.abs(difference).max() <= tolerance(algorithms, gradients)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,9 +154,9 @@ def test_an_open_request_survives_in_the_state() -> None:
     effects = peers[0].read()
     peers[0].compute()
     peers[0].step(0.0)
-    state = peers[0].state()
+    values, arrays = peers[0].to_checkpoint()
     again = participants(3)[0]
-    assert again.restore(state).open_request == effects.open_request
+    assert again.restore(values, arrays).open_request == effects.open_request
     assert np.array_equal(again.local_steps.state()["kept"], peers[0].local_steps.state()["kept"])
     assert np.array_equal(again.model(), peers[0].model())
     assert again.round == 2
@@ -171,16 +170,14 @@ def test_an_open_request_survives_in_the_state() -> None:
 
 def test_a_state_in_flux_or_of_another_model_is_refused() -> None:
     peers = participants(3)
-    state = peers[0].state()
+    values, arrays = peers[0].to_checkpoint()
     peers[0].read()
     with pytest.raises(LocalProtocolError, match="flux"):
-        peers[0].state()
+        peers[0].to_checkpoint()
     with pytest.raises(StateError, match="another shape"):
-        peers[1].restore(replace(state, layout="another"))
+        peers[1].restore({**values, "layout": "another"}, arrays)
     with pytest.raises(StateError, match="does not fit"):
-        peers[1].restore(
-            replace(state, algorithm={name: value for name, value in state.algorithm.items() if name != "x"})
-        )
+        peers[1].restore(values, {name: value for name, value in arrays.items() if name != "algorithm/x"})
 
 
 def test_frames_in_the_name_of_others_are_refused() -> None:

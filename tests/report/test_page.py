@@ -213,7 +213,8 @@ def test_nobody_puts_html_together() -> None:
         imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not imported & {"html", "markupsafe"}, path
         assert ("jinja2" in imported) == (path.name == "page.py"), path
-    assert not makers
+    # One of the tokens that may end a document.
+    assert makers == {"train/datasets/tokens.py"}
 
 
 def test_templates_take_nothing_for_markup_but_files_of_the_package() -> None:

@@ -20,6 +20,7 @@ from peer.train.sampling import ClassQuotas
 from peer.train.stacked import StackedTrainer
 from peer.train.tasks import resolve_task
 from tests.train.small_tasks import all_indices, descend, points
+from tests.train.test_stacked import all_gradients
 
 OFF = {"label_adjustment": False, "class_balance": 0.0}
 
@@ -369,7 +370,7 @@ def test_stacked_peers_equal_peers_one_by_one(how: str, changes: dict[str, objec
     ]
     z = np.tile(together.initial_vector(), (3, 1))
     for t in range(12):
-        step = together.gradients(z, t, 0.1)
+        step = all_gradients(together, z, t, 0.1)
         for peer, trainer in enumerate(alone):
             own_step = trainer.gradient(z[peer], t, 0.1, 0.1)
             scale = np.abs(own_step.gradient).max()
@@ -384,7 +385,7 @@ def test_networks_in_8_bits_are_adjusted_alike_stacked_and_alone():
     chosen = options(precision="int8", class_balance=0.5)
     together = StackedTrainer(task, chosen, rounds=20, seed=3, shards=shards)
     z = np.tile(together.initial_vector(), (2, 1))
-    step = together.gradients(z, 1, 0.1)
+    step = all_gradients(together, z, 1, 0.1)
     for peer, shard in enumerate(shards):
         trainer = Trainer(task, chosen, rounds=20, seed=3, peer=peer, train_indices=shard)
         assert np.array_equal(step.gradients[peer], trainer.gradient(z[peer], 1, 0.1, 0.1).gradient)
