@@ -104,6 +104,8 @@ class Exported:
     of the same weights in full precision."""
     rounds_to_come: int | None = None
     """Rounds that the run has after this one; None where the folder does not say."""
+    hub: Mapping[str, str] = field(default_factory=dict)
+    """Name → content of what a Hub folder has beside the weights, its card aside."""
 
     @property
     def output(self) -> Path:
@@ -199,11 +201,11 @@ def export_model(
     needs_task = int8 or beside.program or beside.onnx or beside.onnx_int8
     is_one = len(members) == 1 and peer_index is None
     model = _read(members, done, statistics, needs_task=needs_task, needs_data=int8, takes_formed=is_one)
+    hub: Mapping[str, str] = {}
     if beside.hub:
-        shapes = {name: each.shape for name, each in model.tensors.items()}
-        more = hub_files(members[0].config, members[0].base, shapes).keys() - {HUB_CONFIG}
+        hub = hub_files(members[0].config, members[0].base, {name: each.shape for name, each in model.tensors.items()})
         if not force:
-            _refuse_existing(map(output.with_name, more))
+            _refuse_existing(map(output.with_name, hub))
     indices = tuple(folder.config.peer.index for folder in members)
     if model.members is not None:
         indices = tuple(map(Numbering(members[0].config.num_listed).device, model.members))
@@ -216,8 +218,8 @@ def export_model(
         figures = _save_int8(model.opened, output)
     else:
         files[:1] = _save(model.tensors, output, {"format": "pt", "rounds": str(done), **model.metadata})
-    exported = Exported(done, indices, description, tuple(files), figures, _to_come(members[0], done))
-    return _write_beside(exported, beside, members[0], model.opened, _summary(source, exported))
+    exported = Exported(done, indices, description, tuple(files), figures, _to_come(members[0], done), hub)
+    return _write_beside(exported, beside, members[0].config, model.opened, _summary(source, exported))
 
 
 def _refuse_existing(files: Iterable[Path]) -> None:
@@ -231,11 +233,12 @@ def _refuse_existing(files: Iterable[Path]) -> None:
 def _export_simulated(source: Path, files: list[Path], beside: Beside, *, int8: bool, force: bool) -> Exported:
     """Write the averaged model of the folder of a simulation."""
     config = configuration.load(source / "config.toml", environment={}) if (source / "config.toml").exists() else None
+    hub: Mapping[str, str] = {}
     if beside.hub and config is not None:
         # Refused before anything is written.
-        more = hub_files(config, source, stored_shapes(source / "model.safetensors")).keys() - {HUB_CONFIG}
+        hub = hub_files(config, source, stored_shapes(source / "model.safetensors"))
         if not force:
-            _refuse_existing(map(files[0].with_name, more))
+            _refuse_existing(map(files[0].with_name, hub))
     opened = None
     if int8 or beside.program or beside.onnx or beside.onnx_int8:
         if config is None:
@@ -252,10 +255,8 @@ def _export_simulated(source: Path, files: list[Path], beside: Beside, *, int8: 
         with open_tensors(source / "model.safetensors") as file:
             tensors = {name: file.get_tensor(name) for name in [*file.keys()]}
             files[:1] = _save(tensors, output, file.metadata() or {})
-    exported = Exported(None, (), description, tuple(files), figures)
-    if config is None:
-        return exported
-    return _write_beside(exported, beside, _PeerFolder(config, source, {}), opened, _summary(source, exported))
+    exported = Exported(None, (), description, tuple(files), figures, hub=hub)
+    return exported if config is None else _write_beside(exported, beside, config, opened, _summary(source, exported))
 
 
 def _find_peers(source: Path) -> list[_PeerFolder]:
@@ -532,14 +533,9 @@ def _judged(opened: _Opened, model: torch.nn.Module) -> dict[str, float]:
 
 
 def _write_beside(
-    exported: Exported,
-    beside: Beside,
-    folder: _PeerFolder,
-    opened: _Opened | None,
-    summary: Summary | None,
+    exported: Exported, beside: Beside, config: Config, opened: _Opened | None, summary: Summary | None
 ) -> Exported:
     """Write the files beside the model; return the written files, with the figures of int8 in ONNX."""
-    config = folder.config
     inputs: Sequence[str] = ()
     output, figures, files = exported.output, dict(exported.figures), exported.files
     if beside.program or beside.onnx or beside.onnx_int8:
@@ -566,12 +562,11 @@ def _write_beside(
                     if not beside.onnx:
                         full.unlink(missing_ok=True)
     heading, loaded_by = "", ""
-    if beside.hub:
-        contents = hub_files(config, folder.base, stored_shapes(*exported.weights))
-        heading, loaded_by = card_heading(contents[HUB_CONFIG]), auto_class(contents[HUB_CONFIG])
-        for name, content in contents.items():
+    if exported.hub:
+        heading, loaded_by = card_heading(exported.hub[HUB_CONFIG]), auto_class(exported.hub[HUB_CONFIG])
+        for name, content in exported.hub.items():
             write_bytes(output.with_name(name), content.encode())
-        files = (*files, *(output.with_name(name) for name in contents if name != HUB_CONFIG))
+        files = (*files, *(output.with_name(name) for name in exported.hub if name != HUB_CONFIG))
     if beside.card:
         *others, card = exported.files
         facts = CardFacts(

@@ -15,7 +15,7 @@ from peer.config.options import OWN_LOOP, Config
 from peer.errors import ConfigError
 from peer.ops.model_card import without_folders
 from peer.train.datasets.documents import BYTES
-from peer.train.datasets.tokens import read_encoding
+from peer.train.datasets.tokens import ENDS, read_encoding
 from peer.train.model_file import open_tensors
 from peer.train.models.distilbert import BASE
 from peer.train.models.gpt import heads_of
@@ -49,7 +49,7 @@ def hub_files(config: Config, base: Path, shapes: Mapping[str, Sequence[int]]) -
     if is_text and tokenizer:
         path = base / Path(str(config.data.directory)).expanduser() / str(tokenizer)
         encoding = read_encoding(path)
-        end, name = encoding.end, encoding.names[encoding.end]
+        end, name = encoding.end, next(each for each in ENDS if each in encoding.names)
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": name, "eos_token": name}
         files = {"tokenizer.json": path.read_bytes().decode(), "tokenizer_config.json": json.dumps(settings, indent=2)}
     fields = _gpt(shapes, end) if is_text else _distilbert(shapes)

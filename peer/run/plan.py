@@ -264,7 +264,7 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
             sentence = f"has no effect with {spec.name}, only with compressed-allreduce and low-rank"
             if not no_sum:
                 sentence = (
-                    "has no effect without several local steps of adamw or muon: another momentum acts on the mean"
+                    "has no effect but on several local steps of adamw or muon: training.momentum acts on the mean"
                 )
             findings.append(validate.Objection("warning", f"algorithm.{key}", sentence))
     # A job whose peers have names but no addresses is for `sotto up` and the simulator.

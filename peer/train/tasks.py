@@ -208,6 +208,8 @@ def sentences(
     """Return sentences in some classes, for DistilBERT. `content`: the files of the folder; `readers(folder)` returns
     the functions that read the sentences to train and to test."""
     folder = Path(_required(directory, content)).expanduser()
+    _file("vocabulary", vocabulary)
+    _file("weights", weights)
     _whole("length", length, 3, BASE.positions)
     _whole("blocks", blocks, 1, BASE.blocks)
     _whole("width", width, HEAD, BASE.width)
@@ -265,6 +267,7 @@ def text(
     _whole("width", width, 0, 8192)
     _whole("blocks", blocks, 0, 1000)
     _truth("mask_documents", mask_documents)
+    _file("tokenizer", tokenizer)
     own_width, own_blocks = GPT_SIZES[model]
     folder = Path(_required(directory, "texts, as .txt or .jsonl files")).expanduser()
     encoding = read_encoding(folder / tokenizer) if tokenizer else BYTES
@@ -604,6 +607,11 @@ def _whole(option: str, value: object, low: int, high: int) -> None:
 def _truth(option: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigError("is neither true nor false", key=f"training.task_options.{option}", value=value)
+
+
+def _file(option: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ConfigError("is not the name of a file", key=f"training.task_options.{option}", value=value)
 
 
 def _choice(option: str, value: object, valid: Sequence[OptionValue]) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from peer.config.options import TrainingOptions, load
 from peer.errors import ConfigError, DataError
+from peer.ops.hub_folder import hub_files
 from peer.records import Criterion
 from peer.train.datasets.tokens import read_encoding
 from peer.train.local_step import Trainer
@@ -215,6 +216,16 @@ def test_transformers_loads_the_tokenizer_of_a_gpt(tmp_path: Path) -> None:
     assert not (tmp_path / "again").exists()
 
 
+def test_numbers_without_a_token_move_no_name(tmp_path: Path) -> None:
+    words = {"model": {"type": "WordLevel", "vocab": {"a": 0, "</s>": 5, "?": 7}, "unk_token": "?"}}
+    (tmp_path / "words.json").write_text(json.dumps({**words, "added_tokens": []}))
+    job = ("training.task=text", "training.task_options.tokenizer=words.json", f"data.directory={tmp_path}")
+    shapes = {"transformer.wte.weight": [8, 16], "transformer.wpe.weight": [4, 16]}
+    files = hub_files(load(environment={}, overrides=job), tmp_path, shapes)
+    assert json.loads(files["tokenizer_config.json"])["eos_token"] == "</s>"
+    assert json.loads(files["config.json"])["eos_token_id"] == 5
+
+
 def test_a_text_that_spells_its_end_goes_on(folder: Path) -> None:
     write_tokenizer(folder, "<|endoftext|>")
     encoding = read_encoding(folder / "tokenizer.json")
@@ -259,6 +270,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(folder: Path, content: str | Non
         ({"context": 1}, "context"),
         ({"width": -1}, "width"),
         ({"length": 3}, "length"),
+        ({"tokenizer": 3}, "tokenizer"),
     ],
 )
 def test_options_that_are_none_are_named(folder: Path, options: dict[str, int | str], key: str) -> None:
