@@ -179,6 +179,7 @@ class Daemon:
         self._watcher, self._admissions, self._releases = common.watcher, common.admissions, common.releases
         self._class_votes, self._progress = common.class_votes, parts.training.progress
         self._exporter: Exporter | None = None
+        self._has_warned = False
 
     async def main(self, *, heeds_signals: bool = True) -> int:
         """Run to the end; return the exit code. `heeds_signals`: whether SIGTERM and its like are for this peer, as in
@@ -297,7 +298,15 @@ class Daemon:
         self._watcher.round_done(record)
         if self._exporter is not None:
             self._exporter.observe(record)
-        reason = await self.runtime.work(lambda: reason_to_stop(self._config.guard, record, self.loop.model()))
+        reaches = self.loop.participant.reaches
+        if reaches.has_shortened and not self._has_warned:
+            suspicion = reaches.suspicion(record.round, self.local.roster.name)
+            log.warning("round %d: own changes are shortened, to stay plausible%s", record.round, suspicion)
+            self._has_warned = True
+        is_misled = reaches.is_misled(record.round)
+        reason = await self.runtime.work(
+            lambda: reason_to_stop(self._config.guard, record, self.loop.model(), is_misled=is_misled)
+        )
         if reason is not None:
             raise DivergenceError(reason)
         done = self.loop.round

@@ -31,6 +31,7 @@ from peer.compress.payload import FloatArray, Payload
 from peer.compress.payload_norm import norm
 from peer.errors import RemoteProtocolError
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, RobustMixing, ServerOptions
+from peer.gossip.plausibility import Reaches
 from peer.gossip.shared_copies import SharedCopies
 from peer.gossip.topology import Turns
 from peer.gossip.views import ViewSchedule
@@ -259,6 +260,8 @@ class Algorithm(ABC):
         self.node = node
         self.x = np.array(x0, copy=True)
         self.u = 1.0
+        self.reaches = Reaches(node.peer, node.layout.size, node.largest_loss, spread=1e30)
+        """How far messages have reached: any may, until somebody judges them."""
         self.left_out: frozenset[int] = frozenset()
         """Receivers that get no weight in the coming round, or the one under way; this peer keeps it. Only with
         push-sum, where a column is its sender's own. Set before `begin`."""
@@ -324,6 +327,13 @@ class Algorithm(ABC):
         however far its z is away, as that of a newcomer that was given next to nothing and has made a step.
         """
         return norm(message.layers) / max(message.push_weight, self.u / 4.0, LIGHT)
+
+    def shortened(self, t: int, gradient: FloatArray, rate: float) -> FloatArray:
+        """Return the gradient of round t, or a share of it where the own model would reach too far by it. `rate`: γ, as
+        z moves."""
+        number = gradient.dtype.type
+        share = self.reaches.share_within(t, self.model(), lambda: number(-rate) * gradient)
+        return gradient if share == 1.0 else number(share) * gradient
 
     def unsent(self) -> Mapping[int, Message]:
         """Return, after `begin`, what this peer adds itself to what it is going to send, as a message to itself."""

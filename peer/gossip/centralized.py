@@ -33,6 +33,7 @@ from peer.gossip.mixing import (
     shares_of_mean,
     whole,
 )
+from peer.gossip.plausibility import norm_of
 from peer.wire.message import Message, MessageKind
 
 _MOMENTUM = "momentum."
@@ -47,12 +48,19 @@ class MeanStep(Algorithm):
         self._momentum = node.momentum()
         self._rate = 0.0
 
-    def _step_reach(self, gradient_norm: float, rate: float) -> float:
-        """Return how far a gradient of that norm would move x in its round if it were the mean. Adam's steps have a
+    def _step_reach(self, sender: int, gradient_norm: float, rate: float) -> float:
+        """Return how far a gradient of that norm would bring x in its round if it were the mean. Adam's steps have a
         length of their own, as long as it can square the numbers."""
         if not self._momentum.first_step:
             return 0.0 if gradient_norm < math.sqrt(np.finfo(self.x.dtype).max) else math.inf
-        return self._momentum.first_step * rate * gradient_norm
+        length = self._momentum.first_step * rate * gradient_norm
+        return length + (0.0 if self.reaches.is_free(sender, length) else norm_of(self.x))
+
+    def shortened(self, t: int, gradient: FloatArray, rate: float) -> FloatArray:
+        """Do as others do, though nobody is told where the gradient leads."""
+        length = self._momentum.first_step * rate * norm_of(gradient)
+        share = self.reaches.share_of_step(t, self.x, length)
+        return gradient if share == 1.0 else gradient.dtype.type(share) * gradient
 
     def hears(self, t: int, sender: int) -> bool:
         return sender in other_members(self.node, t)
@@ -113,7 +121,7 @@ class AllReduce(MeanStep):
         return None
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
-        return self._step_reach(norm(message.layers), rate)
+        return self._step_reach(message.sender, norm(message.layers), rate)
 
 
 class ParameterServer(MeanStep):
@@ -167,7 +175,7 @@ class ParameterServer(MeanStep):
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
         reach = norm(message.layers)
-        return reach if message.phase else self._step_reach(reach, rate)
+        return reach if message.phase else self._step_reach(message.sender, reach, rate)
 
     def unsent(self) -> Mapping[int, Message]:
         own = Message(MessageKind.GOSSIP, self.server, self._t, layers=self._own)

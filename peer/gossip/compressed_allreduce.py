@@ -74,6 +74,7 @@ class CompressedAllReduce(PartitionedAllReduce):
         total = self.error_memory[part.numbers]
         for _, message in sorted(inbox.items()):
             add_decompressed_(total, message.layers, part.layout)
+        self._shorten_(total, 2.0 / (len(inbox) + 1))
         told = imposed or self._compressed(part)
         add_decompressed_(total, told, part.layout, -1.0)
         self._take(part, told, len(inbox) + 1)

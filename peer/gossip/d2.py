@@ -71,7 +71,7 @@ class D2(LastStep):
     )
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
-        self.x, self.last_step = half_step_(self.x, self.last_step, gradient, rate)
+        self.x, self.last_step = half_step_(self, t, self.last_step, gradient, rate)
         self._t, self._own, self._heard = t, compress(self.node, t, self.x), {}
         return gossip_exchange(self.node, t, self._own)
 
@@ -86,11 +86,16 @@ class D2(LastStep):
 
 
 def half_step_(
-    x: FloatArray, last_step: FloatArray, gradient: FloatArray, rate: float
+    algorithm: Algorithm, t: int, last_step: FloatArray, gradient: FloatArray, rate: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Return (h, x − γ g), which replace (x, x₋₁ − γ₋₁ g₋₁). Both arrays are reused."""
+    """Return (h, x − γ g), which replace (x, x₋₁ − γ₋₁ g₋₁). Both arrays are reused. Where h would reach too far, both
+    the gradient and the rest of h − x are shortened, so that what a message has added is not added for ever."""
+    x = algorithm.x
     last_step *= -1
     last_step += x
+    if (share := algorithm.reaches.share_within(t, x, lambda: last_step - x.dtype.type(rate) * gradient)) < 1.0:
+        last_step *= x.dtype.type(share)
+        rate *= share
     add_scaled_(x, -rate, gradient)
     # x is x − γ g now, and last_step holds the rest of h: x − x₋₁ + γ₋₁ g₋₁.
     last_step += x

@@ -30,11 +30,14 @@ from peer.gossip.mixing import (
 from peer.wire.message import Message
 
 
-def compress_with_memory_(node: NodeContext, t: int, x: FloatArray, error_memory: FloatArray) -> Payload:
-    """Return C[x + δ] and leave v − C[v] in `error_memory`: δ ← v − c."""
-    error_memory += x
-    payload = compress(node, t, error_memory)
-    add_decompressed_(error_memory, payload, node.layout, -1.0)
+def compress_with_memory_(algorithm: DeepSqueeze | SparsePush, t: int) -> Payload:
+    """Return C[x + δ] and leave v − C[v] in the error memory: δ ← v − c. Of a v that would reach too far, a share is
+    compressed."""
+    error_memory, number = algorithm.error_memory, algorithm.x.dtype.type
+    error_memory += algorithm.x
+    share = number(algorithm.reaches.share_within(t, None, lambda: error_memory / number(algorithm.u)))
+    payload = compress(algorithm.node, t, error_memory if share == 1.0 else share * error_memory)
+    add_decompressed_(error_memory, payload, algorithm.node.layout, -1.0)
     return payload
 
 
@@ -76,7 +79,7 @@ class DeepSqueeze(HoldsBack, ErrorFeedback):
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -rate, gradient)
-        self._t, self._own = t, compress_with_memory_(self.node, t, self.x, self.error_memory)
+        self._t, self._own = t, compress_with_memory_(self, t)
         return gossip_exchange(self.node, t, self._own)
 
 
@@ -103,7 +106,7 @@ class SparsePush(PushSum, ErrorFeedback):
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -local_step_rate(rate, self.u, self.node.push_weight_guard), gradient)
-        return self._send(t, compress_with_memory_(self.node, t, self.x, self.error_memory))
+        return self._send(t, compress_with_memory_(self, t))
 
     def shrunk_(self, scale: float) -> None:
         self.error_memory *= self.error_memory.dtype.type(scale)

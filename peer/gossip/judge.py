@@ -8,20 +8,21 @@ Afterwards the session and the algorithm can apply a message without fail.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Sequence
+from typing import NoReturn, cast
 
 import numpy as np
 
 from peer.compress.base import Compressor
+from peer.compress.bound import BoundedCompressor
 from peer.compress.norms import sum_of_squares
 from peer.compress.payload import Dense, num_values
 from peer.errors import RemoteProtocolError
-from peer.gossip.base import Algorithm, Memory
+from peer.gossip.base import Algorithm, AlgorithmSpec, Memory
 from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE, jumped, transfers
 from peer.gossip.mixing import check_layers
 from peer.gossip.moniqua import FURTHER_BITS
-from peer.gossip.plausibility import Reaches, spread_of
+from peer.gossip.plausibility import Reaches
 from peer.gossip.session import Session
 from peer.gossip.value_bounds import excess
 from peer.gossip.views import ViewSchedule
@@ -32,6 +33,9 @@ WEIGHT_TOLERANCE = 1e-12
 _WEIGHT_ROOM = 2.0**-10
 """Allowed excess of Σu over the number of first members: for rounding, and for a thousand newcomers whose sponsor was
 lost (`boundary.UNSPONSORED_WEIGHT`)."""
+BURST = 0.25
+"""What came late adds W (x_j − x_i) for each of the rounds that two peers went on without each other: after k rounds
+up to k W times the distance that they have come to, and the room is as many times this larger."""
 _GIVING = frozenset({MessageKind.GOSSIP, MessageKind.PART})
 """Kinds with numbers that count in a model."""
 _HANDOVERS = frozenset({READ_PHASE, TRANSFER_PHASE, COPY_PHASE})
@@ -52,8 +56,13 @@ class Judge:
         # Σu, which no change of the members raises.
         self._most_push_weight = self._node.schedule.num_first + _WEIGHT_ROOM
         spread = spread_of(self._spec, compressors or (self._node.compressor,), self._node.layout.sizes)
-        self.reaches = Reaches(self._node, spread=spread, skips=0 if self._spec.push_sum else skips)
-        self.reaches.note_own(self.own_norm())
+        # With push-sum, what was missed is a mean of models, and no sum.
+        spread *= 1.0 if self._spec.push_sum else 1.0 + BURST * skips
+        one_model = self._spec.tells_all is not None
+        size, largest_loss = self._node.layout.size, self._node.largest_loss
+        self.reaches = Reaches(self._me, size, largest_loss, one_model=one_model, spread=spread)
+        self._algorithm.reaches = self.reaches
+        self.reaches.note_own(0, self.own_norm())
         self._least_push_weight = float(np.finfo(session.algorithm.x.dtype).tiny)
 
     def judge(self, message: Message) -> None:
@@ -97,8 +106,9 @@ class Judge:
         """Let by what can move the own model no further than honest messages do (`plausibility`), and take note of it.
         For what `judge` let by. `rate`: γ of the message's round."""
         reach = self.reach(message, rate, self._me)
-        self.reaches.check(message, reach, self.own_norm)
-        self.reaches.note(self._session.round, message, reach)
+        self.reaches.check(self._session.round, message, reach, self.own_norm)
+        # The sum of a part has in it what all gave.
+        self.reaches.note(self._session.round, message.sender, reach, is_sum=message.kind is MessageKind.PART)
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
         """Return how far a message can move the receiver's model; 0 for one that moves none."""
@@ -214,3 +224,18 @@ class Judge:
 
 def _refuse(message: Message, problem: str) -> NoReturn:
     raise RemoteProtocolError(problem, peer=message.sender)
+
+
+def spread_of(spec: AlgorithmSpec, compressors: Iterable[Compressor], sizes: Iterable[int]) -> float:
+    """Return how many times as long as what it stands for the payload of an honest message can be, for layers of these
+    sizes. Where errors are gathered, √((2 − δ)/δ), and twice that, since peers keep to half of their room: a number is
+    sent with all rounds that it waited for, which is k of them with probability δ (1 − δ)ᵏ⁻¹ if δ of all numbers are
+    drawn. Elsewhere √(1 + ω), by the noise of unbiased codes."""
+    if not spec.compresses or spec.modulo:
+        return 1.0
+    largest = max(sizes)
+    bounds = [cast(BoundedCompressor, compressor).error_bound(largest) for compressor in compressors]
+    if spec.memory is Memory.ERRORS:
+        least = min(bound.contraction or 1.0 for bound in bounds)
+        return 2.0 * math.sqrt((2.0 - least) / least)
+    return math.sqrt(1.0 + max(bound.variance or 0.0 for bound in bounds))

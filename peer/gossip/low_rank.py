@@ -103,6 +103,7 @@ class LowRank(PartitionedAllReduce):
         total = np.zeros(numbers.stop - numbers.start)
         for message in in_sender_order(self.node.peer, inbox):
             total += self._vector[numbers] if message is None else block_float.decode(_block(message.layers), pieces)
+        self._shorten_(total, 2.0 / (len(inbox) + 1))
         block = _block(imposed or self._encode(total, pieces, numbers.start, self._least))
         told = block_float.decode(block, pieces)
         self._vector[numbers] -= total - told

@@ -13,6 +13,7 @@ shown, by its next message, that it needs no repair; it belongs to the transport
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -66,6 +67,7 @@ from peer.gossip.mixing import (
     restored_like,
     whole_layer,
 )
+from peer.gossip.plausibility import HALF, OWN_MODEL, norm_of
 from peer.gossip.theta import (
     HOLD_ROUNDS,
     ThetaControl,
@@ -79,6 +81,8 @@ from peer.gossip.theta import (
 )
 from peer.wire.message import Message, MessageKind, RepairWish
 
+THETAS = 4.0
+"""So many times as far as models reach honest peers choose θ at most, which is twice the largest distance of two."""
 FURTHER_BITS = (4, 8, 16, 0)
 """Further bits of K in the first, second, … request for a layer; 0, the last, asks for all of K."""
 
@@ -108,7 +112,7 @@ class _ModuloAlgorithm(Algorithm):
         self._spare: list[FloatArray] = []
         self._phase = 0
         self._is_imposed = False
-        self._reference: FloatArray = np.zeros(0)
+        self.reference: FloatArray = np.zeros(0)
         self._messages: dict[int, Message] = {}
         self._to_add: list[int] = []
         self._further: dict[tuple[int, int], list[MoreBits | WholeIntegers]] = {}
@@ -142,6 +146,8 @@ class _ModuloAlgorithm(Algorithm):
         node, compressor, theta = self.node, self._compressor, self._theta
         floors = theta_floors(compressor, reference, node.layout) if theta.mode != "constant" else np.zeros(0)
         thetas = theta.thetas(t, unit, floors)
+        if theta.mode == "verified":
+            thetas = np.minimum(thetas, THETAS * self.reaches.allowed(OWN_MODEL, share=HALF))
         draws = node.draw_source.draws(t)
         imposed = node.imposed.pop(t, None)
         self._is_imposed = imposed is not None
@@ -151,7 +157,7 @@ class _ModuloAlgorithm(Algorithm):
         self._own = imposed or at_once or coded(compressor, reference, node, draws, thetas)
         if imposed is not None:
             thetas = np.array([sent.theta if isinstance(sent, Residues) else 0.0 for sent in imposed])
-        self._t, self._phase, self._reference = t, 0, reference
+        self._t, self._phase, self.reference = t, 0, reference
         self._sources[t] = Source(compressor, reference, thetas)
         self._further, self._asked = {}, {}
         self._distances[:], self._violated[:], self._thetas_heard[:] = 0.0, 0.0, 0.0
@@ -198,7 +204,8 @@ class _ModuloAlgorithm(Algorithm):
         check_codes(message, self.node, self._compressor, self._theta, self.x.dtype, self.node.modulo.bits_between)
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
-        return code_reach(message, self._theta)
+        reach = code_reach(message, self._theta, self.node.peer)
+        return max(reach, norm_of(self.reference)) if message.sender == self.node.peer else reach
 
     def check_repair(self, repair: Message) -> None:
         """Raise RemoteProtocolError unless the phase under way asked the sender for this message."""
@@ -250,17 +257,17 @@ class _ModuloAlgorithm(Algorithm):
 
     def _omega(self, layer: int, part: slice) -> Omega:
         draws = self.node.draw_source.draws(self._t)
-        return self._compressor.omega(self._reference[part], layer, draws)
+        return self._compressor.omega(self.reference[part], layer, draws)
 
     def _recover_own(self) -> None:
         """Write x̂_i to the scratch vector, to the bit that of every receiver."""
         for layer, (part, sent) in enumerate(zip(self.node.layout.slices, self._own, strict=True)):
             if isinstance(sent, Residues) and self._is_imposed:
                 # The reference may differ in its last bits from the one that was coded.
-                recover(sent, self._reference[part], self._omega(layer, part), out=self._scratch[part])
+                recover(sent, self.reference[part], self._omega(layer, part), out=self._scratch[part])
             elif isinstance(sent, Residues):
                 code = self._compressor.code
-                code.own_value(self._reference[part], sent.theta, self._omega(layer, part), out=self._scratch[part])
+                code.own_value(self.reference[part], sent.theta, self._omega(layer, part), out=self._scratch[part])
             elif isinstance(sent, Dense):
                 self._scratch[part] = sent.values
 
@@ -268,11 +275,11 @@ class _ModuloAlgorithm(Algorithm):
         """Write x̂_j to the scratch vector and return wishes for the layers that cannot be read yet."""
         node, layers = self.node, self._messages[sender].layers
         draws, verified = node.draw_source.draws(self._t), self._compressor.verified
-        if recover_all(layers, self._reference, node.layout, draws, self._scratch, verified=verified):
+        if recover_all(layers, self.reference, node.layout, draws, self._scratch, verified=verified):
             return []
         wishes = []
         for layer, part in enumerate(node.layout.slices):
-            sent, out, reference = self._messages[sender].layers[layer], self._scratch[part], self._reference[part]
+            sent, out, reference = self._messages[sender].layers[layer], self._scratch[part], self.reference[part]
             if isinstance(sent, Dense):
                 out[:] = sent.values
                 continue
@@ -291,15 +298,18 @@ class _ModuloAlgorithm(Algorithm):
         return wishes
 
     def _measure(self, sender: int) -> None:
-        """Measure the distance of the sender's x̂, in the scratch vector, from the own reference."""
-        squares = 0.0
-        for layer, (part, sent) in enumerate(zip(self.node.layout.slices, self._messages[sender].layers, strict=True)):
-            largest, layer_squares = distances(self._scratch[part], self._reference[part])
-            squares += layer_squares
+        """Measure the distance of the sender's x̂, in the scratch vector, from the own reference; put the own x̂ there in
+        the place of one that no honest peer has."""
+        found = [distances(self._scratch[part], self.reference[part]) for part in self.node.layout.slices]
+        far = math.sqrt(sum(layer_squares for _, layer_squares in found))
+        if not self.reaches.lets_by(self._t, sender, self._scratch, self.reference, far):
+            self._recover_own()  # Like that of a lost peer, its share stays with this end.
+            return
+        for layer, ((largest, _), sent) in enumerate(zip(found, self._messages[sender].layers, strict=True)):
             if isinstance(sent, Residues):
                 self._distances[layer] = max(self._distances[layer], largest - code_error(sent))
                 self._thetas_heard[layer] = max(self._thetas_heard[layer], sent.theta)
-        self._neighbor_distances.append(squares**0.5)
+        self._neighbor_distances.append(far)
 
     def _finish(self) -> None:
         self._messages, used = {}, self._sources[self._t].thetas
@@ -449,7 +459,7 @@ class MoniquaD2(LastStep, _ModuloAlgorithm):
         if self._theta.mode == "theorem":
             self._theta.see_gradient(max_magnitude(gradient))
             unit = theorem_4(rate, 1.0, self.node.schedule.num_peers, self._d1)
-        reference, self.last_step = half_step_(self.x, self.last_step, gradient, rate)
+        reference, self.last_step = half_step_(self, t, self.last_step, gradient, rate)
         self.x = self._copy_of(reference)
         return self._send(t, reference, unit)
 
@@ -566,11 +576,12 @@ def check_codes(
             )
 
 
-def code_reach(message: Message, theta: ThetaControl) -> float:
-    """Return how far any number of a code is from the receiver's at most, θ, where peers measure what they need; and
-    the norm of what is sent whole. A θ of a theorem is many times what is needed, and a constant one is that of all."""
+def code_reach(message: Message, theta: ThetaControl, me: int) -> float:
+    """Return the norm of what is sent whole, and a neighbour's θ / `THETAS` where peers measure what they need. What a
+    code stands for is compared when it is read (`Reaches.lets_by`)."""
     codes = [layer for layer in message.layers if isinstance(layer, Residues) and theta.mode == "verified"]
-    return max(norm(message.layers), *(layer.theta for layer in codes), 0.0)
+    thetas = (layer.theta / THETAS for layer in codes if message.sender != me)
+    return max(norm(message.layers), *thetas, 0.0)
 
 
 def _different(layers: Payload, node: NodeContext) -> Iterable[tuple[LayerPayload, int]]:

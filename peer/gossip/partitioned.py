@@ -3,15 +3,19 @@ sum. What is added up, and how it is written, the algorithms decide."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from peer.compress.block_float import Sizes
 from peer.compress.layout import Layout
+from peer.compress.norms import sum_of_squares
 from peer.compress.payload import FloatArray, Payload
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Exchange, NodeContext
@@ -108,6 +112,7 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
         """Send each owner this peer's numbers of its part."""
         self._t, self._rate, self._phase = t, rate * self.node.outer_rate, 0
         self.error_memory += gradient
+        self._shorten_(self.error_memory)
         contributions, others = self._contribute(t), other_members(self.node, t)
         self._awaits = frozenset(others if self.node.peer in self._shares(t).owners else ())
         messages = {owner: self._message(contributions[owner], len(others) + 1) for owner in contributions}
@@ -128,6 +133,14 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
         imposed = next(filter(None, (self._imposed(1, other) for other in others)), None)
         told = self._message(self._add_up(inbox, imposed), len(inbox) + 1)
         return Exchange(dict.fromkeys(others, told), self._awaits, phase=1)
+
+    def _shorten_(self, vector: npt.NDArray[np.floating[Any]], weight: float = 1.0) -> None:
+        """Shorten numbers that are to be contributed or told, where they reach further than own messages may. A memory
+        that grows without end would. `weight`: as in `reach`."""
+        length = weight * self._momentum.first_step * self._rate * math.sqrt(sum_of_squares(vector))
+        share = self.reaches.share_of_step(self._t, self.x, length)
+        if share < 1.0:
+            vector *= vector.dtype.type(share)
 
     def _imposed(self, phase: int, receiver: int) -> Payload | None:
         """Return this peer's payload of the round from before a crash, where its arithmetic is not repeatable."""
@@ -193,8 +206,12 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
             )
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
-        """Return how far a part would move x if it were that of the mean; a sum has as many times that in it as it has
-        contributors."""
+        """Return how far a part would bring x if it were that of the mean; a sum has as many times that in it as it has
+        contributors. It counts whole, and any other message at most half."""
         part = self._shares(message.round).parts[message.sender if message.phase else receiver]
-        mean = self._length(message.layers, part) * (message.mixing_weight if message.phase else 1.0)
-        return self._step_reach(mean, rate * self.node.outer_rate)
+        mean = self._length(message.layers, part) * (2.0 * message.mixing_weight if message.phase else 1.0)
+        return self._step_reach(message.sender, mean, rate * self.node.outer_rate)
+
+    def shortened(self, t: int, gradient: FloatArray, rate: float) -> FloatArray:
+        """Return the gradient: with the error memory it is shortened."""
+        return gradient

@@ -55,6 +55,7 @@ from peer.gossip.mixing import (
     restored_like,
     whole,
 )
+from peer.gossip.plausibility import UNUSUAL
 from peer.gossip.robust import add_robust_
 from peer.gossip.value_bounds import largest_value
 from peer.gossip.views import ViewSchedule
@@ -372,20 +373,36 @@ class ReplicaAlgorithm(Algorithm):
         return (*weights, 0.0) if self.spec.push_sum else weights  # It may leave receivers out.
 
     def reach(self, message: Message, rate: float, receiver: int) -> float:
-        """Return how far a difference moves the copy; of layers that take the place of the copy's, their norm."""
+        """Return how far a difference brings the copy; of layers that take the place of the copy's, their norm."""
         if message.kind is MessageKind.REPAIR:
             layers = (_spelled(layer) for layer in message.layers if isinstance(layer, WholeIntegers))
             return math.sqrt(sum(map(sum_of_squares, layers)))
-        return self.scales(message.round)[0] * super().reach(message, rate, receiver)
+        (scale, decay), sender = self.scales(message.round), message.sender
+        length, copy = scale * super().reach(message, rate, receiver), self.replicas.of.get(sender)
+        # Small ones add up: now and then the copy is measured besides, as it is to be compared.
+        if copy is None or (message.round % CHECK_EVERY and self.reaches.is_free(sender, length)):
+            return length
+        if sender != self.node.peer:  # The own one holds the difference already.
+            at_most = abs(decay) * self._reach_of(message, copy) + length
+            if at_most <= self.reaches.allowed(sender, share=UNUSUAL):
+                return at_most
+            copy = copy * copy.dtype.type(decay)
+            add_decompressed_(copy, message.layers, self.node.layout, scale)
+        return self._reach_of(message, copy)
+
+    def _reach_of(self, message: Message, copy: FloatArray) -> float:
+        return super().reach(replace(message, layers=whole(copy, self.node.layout)), 0.0, self.node.peer)
 
     def check_repair(self, repair: Message) -> None:
         self.replicas.check_whole(repair)
 
     def _compress_difference_(self, t: int) -> Payload:
         """Return q = C[x̃ − x̂] and bring the own copy up to date with it: x̂ ← x̂ + q."""
-        node, own = self.node, self.replicas.own
-        if self.x.size < LARGE:
-            payload = compress(node, t, np.subtract(self.x, own, out=self._scratch))
+        node, own, number = self.node, self.replicas.own, self.x.dtype.type
+        share = number(self.reaches.share_within(t, own, lambda: self.x - own))
+        if share < 1.0 or self.x.size < LARGE:
+            difference = np.subtract(self.x, own, out=self._scratch)
+            payload = compress(node, t, difference if share == 1.0 else share * difference)
         else:
             # One layer after the other in the same memory.
             slices, room = node.layout.slices, np.empty(max(node.layout.sizes), self.x.dtype)
@@ -619,6 +636,8 @@ class DcdPsgd(ReplicaAlgorithm):
         weighted_replicas_(self._scratch, self.node, t, self.replicas)
         add_scaled_(self._scratch, -rate, gradient)
         self._scratch -= self.x
+        if (share := self.reaches.share_within(t, self.x, lambda: self._scratch)) < 1.0:
+            self._scratch *= self.x.dtype.type(share)
         payload = compress(self.node, t, self._scratch)
         add_decompressed_(self.x, payload, self.node.layout, 1.0)
         self.replicas.apply_own_(t, payload)
@@ -666,6 +685,8 @@ class EcdPsgd(ReplicaAlgorithm):
         following = self._scratch
         weighted_replicas_(following, self.node, t, self.replicas)
         add_scaled_(following, -rate, gradient)
+        if (share := self.reaches.share_within(t, self.x, lambda: following - self.x)) < 1.0:
+            following[:] = self.x + self.x.dtype.type(share) * (following - self.x)
         # x becomes the extrapolation; its own memory is free after that and serves as the next scratch.
         extrapolation = self.x
         extrapolation *= self.x.dtype.type(1.0 - s / 2.0)

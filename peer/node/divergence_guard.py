@@ -14,14 +14,18 @@ from peer.records import RoundRecord
 from peer.wire.message import Message
 
 
-def require_finite_loss(t: int, loss: float) -> None:
-    """Raise DivergenceError unless the loss of the local step of round t is a number.
+def require_finite_loss(t: int, loss: float, *, is_misled: bool = False) -> float | None:
+    """Return the loss of the local step of round t. Raises DivergenceError unless it is a number; where others moved
+    the model unusually far (`plausibility`), returns None.
 
     To be called, like the next one, before anything of the step is sent. Neighbours refuse values that are not finite
     and close the link, so that they would never hear why this peer ends.
     """
-    if not math.isfinite(loss):
+    if math.isfinite(loss):
+        return loss
+    if not is_misled:
         raise DivergenceError(_loss_not_finite(t))
+    return None
 
 
 def require_finite_model(t: int, x: FloatArray) -> None:
@@ -36,11 +40,14 @@ def require_sendable(message: Message, excess: float | None) -> None:
         raise DivergenceError(f"numbers up to {excess:.3g} were to be sent in round {message.round}; {LOWER_RATE}")
 
 
-def reason_to_stop(options: GuardOptions, record: RoundRecord, model: FloatArray) -> str | None:
-    """Return why the run should stop after this round, as a sentence; None if all is well. `model: float[n]`, z."""
+def reason_to_stop(
+    options: GuardOptions, record: RoundRecord, model: FloatArray, *, is_misled: bool = False
+) -> str | None:
+    """Return why the run should stop after this round, as a sentence; None if all is well. `model: float[n]`, z.
+    `is_misled`: whether others moved it unusually far (`plausibility`), so that the loss says nothing of the run."""
     if record.loss is not None and not math.isfinite(record.loss):
         return _loss_not_finite(record.round)
-    if record.loss is not None and record.loss > options.max_loss:
+    if record.loss is not None and record.loss > options.max_loss and not is_misled:
         return (
             f"the training loss of round {record.round} is {record.loss:.3g}, above guard.max_loss "
             f"{options.max_loss:g}; {LOWER_RATE}"

@@ -144,6 +144,7 @@ class DurablePeer:
             waiting = inbox_from_checkpoint(values, arrays)
         # Before members could change, frames that wait in the inbox were left out of the count.
         is_counted = "received" in values
+        known = self.participant.reaches.state()  # With what these reach.
         # They are no part of the session's state: taken again, they are decoded against the restored reference codes.
         for each in waiting:
             if is_counted and each.seq > self.links.incoming[each.peer].last_seq:
@@ -153,6 +154,7 @@ class DurablePeer:
             except RemoteProtocolError as error:
                 recovery.notices.append(f"the checkpoint holds a frame that is refused; it is left out: {error}")
                 self.links.ask_again(each.peer, each.seq)
+        self.participant.reaches.restore(known, lambda: 0.0)
         late = SessionState.from_json(values["session"]).late
         self.participant.session.late_neighbors.restore_lateness(late)
 

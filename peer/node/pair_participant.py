@@ -126,8 +126,9 @@ class PairParticipant:
         (rate, local), node = self._step, self.algorithm
         before = node.staleness.exchanges_between
         with self._account.gossiping():
-            if local.loss is not None:
-                require_finite_loss(self.round, local.loss)
+            loss, is_misled = local.loss, self.reaches.is_misled(self.round)
+            if loss is not None:
+                loss = require_finite_loss(self.round, loss, is_misled=is_misled)
             node.step(local.gradient, rate)
             require_finite_model(self.round - 1, node.x)
             # A refused request is not repeated in the next iteration, which makes its own choice.
@@ -139,7 +140,7 @@ class PairParticipant:
                 peer=self.peer,
                 round=self.round - 1,
                 time_s=now,
-                loss=local.loss,
+                loss=loss,
                 rate=rate,
                 cpu_s=self._account.cpu_s(),
                 neighbor_distance=health.neighbor_distance,
@@ -168,7 +169,7 @@ class PairParticipant:
                 message = decode_from(sender, frame, self.layout, self.algorithm.x.dtype)
                 reach = self.algorithm.judge(message)
             effects = self.algorithm.take(message)
-            self.reaches.note(self.round, message, reach)
+            self.reaches.note(self.round, sender, reach)
             self._note(message, effects, now)
             return self._perform(effects)
 
@@ -221,7 +222,7 @@ class PairParticipant:
         request = self.algorithm.open_request
         self._open_request = None
         if request is not None:
-            (self._open_request,) = self._encode([Send(*request)])
+            (self._open_request,) = self._encode([Send(*request)], is_repeated=True)
         return self.unchanged()
 
     # Inside.
@@ -263,9 +264,10 @@ class PairParticipant:
         partner = self.algorithm.choose_partner(partners)
         return Send(partner, self.algorithm.request(partner))
 
-    def _encode(self, sends: list[Send]) -> list[OutgoingFrame]:
+    def _encode(self, sends: list[Send], *, is_repeated: bool = False) -> list[OutgoingFrame]:
         for _, message in sends:
             require_sendable(message, excess(message, self.algorithm.x.dtype, self.algorithm.node))
-            self.algorithm.check_own(message)
+            if not is_repeated:
+                self.algorithm.check_own(message)
         # Frames sent after the last step are counted with it.
         return self._account.encode(sends, entropy_round=min(self.round, self._last_round))

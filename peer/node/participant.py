@@ -184,18 +184,25 @@ class Participant:
             self._loss, self._step, t = None if self._step is None else self._step.loss, None, self.session.round
             # Before anything is sent: a peer whose frames are refused cannot tell anybody why it ends.
             if self._loss is not None:
-                require_finite_loss(t, self._loss)
+                self._loss = require_finite_loss(t, self._loss, is_misled=self.reaches.is_misled(t))
             own_norm = self._judge.own_norm() if t % self._health_every == 0 else 0.0
-            if self._views is not None and self._views.membership.changes_at(t):
-                self.reaches.note_own(self._judge.own_norm())  # A newcomer had none before.
+            changes = self._views is not None and self._views.membership.changes_at(t)
+            # A newcomer had none before, and of one that was moved others have not heard.
+            if changes or self.reaches.is_misled(t - 1) > self.reaches.is_misled(t):
+                self.reaches.note_own(t, self._judge.own_norm())
+            if self.reaches.is_misled(t):
+                z_step = debiased_step_rate(self._rate, self.algorithm.u, self.algorithm.node.push_weight_guard)
+                gradient = self.algorithm.shortened(t, gradient, z_step)
             effects = self.session.begin(gradient, self._rate, now, left_out)
             del gradient
             require_finite_model(t, self.algorithm.x)
             sends = [*effects.sends, *self.algorithm.unsent().items()]
-            for receiver, message in {id(message.layers): (receiver, message) for receiver, message in sends}.values():
-                self.reaches.check_own(message, self._judge.reach(message, self._rate, receiver))
+            different = {id(message.layers): (message, self._rate, receiver) for receiver, message in sends}
+            # One for each round: so much of the room comes back.
+            reach = max((self._judge.reach(*each) for each in different.values()), default=0.0)
+            self.reaches.check_own(t, reach, self._judge.own_norm)
             # Behind the check: some algorithms send the model as it is now.
-            self.reaches.note_own(own_norm)
+            self.reaches.note_own(t, own_norm)
             effects = self._perform(effects, now)
         self._sent_at = now
         return effects

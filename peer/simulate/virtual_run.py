@@ -282,7 +282,8 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             # Stacked peers wait for each other after each round: nobody's model changes before the last one is there.
             x = algorithm.x if self._rows is not None else algorithm.x.copy()
             state = x, algorithm.u
-        reason = reason_to_stop(self.config.guard, record, participant.model())
+        is_misled = participant.reaches.is_misled(record.round)
+        reason = reason_to_stop(self.config.guard, record, participant.model(), is_misled=is_misled)
         return Finished(record=record, done=done, reason=reason, state=state)
 
     def _finish_round(self, finished: Finished) -> None:

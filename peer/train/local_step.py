@@ -12,6 +12,7 @@ It knows neither peers nor messages nor disk, except to read `warm_start` and to
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -206,19 +207,23 @@ class Trainer(StartedTraining):
 
         `rate` is γ; `z_step` is how far z really moves for each unit of gradient (γ · guard / u with push-sum): local
         step s + 1 starts at z − z_step · (G₁ + … + G_s), and the sum of all G is returned. The momentum moves on.
+        If a loss is not finite, all zeros are returned.
         """
         steps = self.options.local_steps
         gradient, loss = self._step_gradient(z, t, 0)
-        total = self._direction(gradient, z)
+        total = self._direction(gradient, z) if math.isfinite(loss) else np.zeros_like(z)
         if steps > 1:
             total, moved = total.copy(), z.copy()
             direction = total
             for local in range(1, steps):
                 add_dense_(moved, direction, -z_step)
                 gradient, local_loss = self._step_gradient(moved, t, local)
+                loss += local_loss
+                if not math.isfinite(loss):
+                    total[:] = 0.0
+                    break
                 direction = self._direction(gradient, moved)
                 total += direction
-                loss += local_loss
         return LocalStep(total, None if self._privacy else loss / steps, steps * self.options.batch_size)
 
     @property

@@ -210,7 +210,7 @@ def test_the_guard_is_handed_the_model_that_is_trained(tmp_path: Path, monkeypat
     )
     seen: list[tuple[float, FloatArray]] = []
 
-    def judge(options: GuardOptions, record: RoundRecord, model: FloatArray) -> str | None:
+    def judge(options: GuardOptions, record: RoundRecord, model: FloatArray, **others: bool) -> str | None:
         loop = daemons[record.peer].loop
         assert isinstance(loop, RoundLoop)
         algorithm = loop.participant.algorithm
@@ -233,7 +233,7 @@ def test_a_neighbour_that_diverges_ends_alone_and_the_others_wait_and_say_why(
         "state.checkpoint_every_rounds=2",
     )  # fmt: skip
 
-    def judge(options: GuardOptions, record: RoundRecord, model: FloatArray) -> str | None:
+    def judge(options: GuardOptions, record: RoundRecord, model: FloatArray, **others: bool) -> str | None:
         return "the loss is too high" if (record.peer, record.round) == (1, 4) else None
 
     monkeypatch.setattr(process, "reason_to_stop", judge)
@@ -264,7 +264,7 @@ def test_all_peers_that_an_operator_puts_back_go_on_together(tmp_path: Path, mon
         patched.setattr(
             process,
             "reason_to_stop",
-            lambda options, record, model: "too high" if (record.peer, record.round) == (1, 4) else None,
+            lambda options, record, model, **others: "too high" if (record.peer, record.round) == (1, 4) else None,
         )
         asyncio.run(run_all(open_peers(files)))
     states = [file.parent / "state" for file in files]

@@ -288,6 +288,7 @@ def test_the_reply_is_always_read_without_repair():
             compressor=("modulo", {"bits": bits}),
             theta=(1.0,),
             seed=trial,
+            largest_loss=1e12,
         )
         exchange_pair(nodes, 0, 1, 0, lambda m: m)
         assert nodes[0].idle

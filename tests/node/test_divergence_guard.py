@@ -54,7 +54,7 @@ def test_the_simulator_hands_the_guard_the_model(tmp_path: Path, monkeypatch: py
     seen: list[tuple[int, FloatArray]] = []
     states: list[tuple[FloatArray, float]] = []
 
-    def judge(options: GuardOptions, record: RoundRecord, model: FloatArray) -> str | None:
+    def judge(options: GuardOptions, record: RoundRecord, model: FloatArray, **others: bool) -> str | None:
         seen.append((record.peer, model.copy()))
         return None
 

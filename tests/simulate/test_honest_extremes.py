@@ -13,7 +13,9 @@ import torch
 
 from peer.errors import DivergenceError
 from tests.library.scripts import write_kits
-from tests.stress.plausible import ALGORITHMS, JOINS, LATE, Row, at_zero, cut_off, diverging, honest, job, run
+from tests.stress.plausible import ALGORITHMS, JOINS, LATE, Row, at_zero, cut_off, diverging, honest, job, lies, run
+
+GATHERING = {"local", "compressed-allreduce", "deep-squeeze", "sparse-push", "scsp"}
 
 
 def refuses_nothing(call: Callable[[], Row]) -> None:
@@ -21,6 +23,7 @@ def refuses_nothing(call: Callable[[], Row]) -> None:
     assert row.messages > 0
     assert row.refused == 0, row
     assert row.held_back == 0 or row.ended, row
+    assert row.shortened == 0, row
     # Of such data a rate may be too high; a refusal would end the run as well.
     assert row.ended is None or "lower the learning rate" in row.ended, row
 
@@ -79,6 +82,20 @@ def test_peers_that_diverge_end_by_their_own_guard_and_accuse_nobody(algorithm: 
     assert [row.refused for row in rows] == [0] * 4, rows
     assert all(row.ended is None or "lower the learning rate" in row.ended for row in rows)
     assert any(row.ended for row in rows)
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - {"local"}))
+def test_the_largest_message_that_passes_ends_nobody_once_or_in_every_round(algorithm: str) -> None:
+    for name, call in lies(algorithm, 0, 20):
+        row = call()
+        assert (row.ended, row.refused, row.held_back) == (None, 0, 0), f"{name}: {row}"
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - GATHERING))
+def test_the_bound_is_at_most_ten_times_the_largest_honest_message(algorithm: str) -> None:
+    # Errors that are gathered come to it later; `docs/studies/attacks.md` has them.
+    rows = [call() for name, call in at_zero(algorithm, 0, 20) if ", the largest unit counts most" in name]
+    assert 0.1 <= max(row.share for row in rows) <= 0.6, rows
 
 
 @pytest.mark.parametrize("algorithm", LATE)

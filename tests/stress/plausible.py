@@ -36,13 +36,16 @@ import numpy as np
 from peer import gossip, wire
 from peer.compress import block_float
 from peer.compress.layout import Layout
+from peer.compress.modulo import Modulo
 from peer.compress.payload import Dense, FloatArray, LayerPayload, Residues, ValueType, num_values
 from peer.config.options import Config, load
 from peer.errors import DivergenceError, RemoteProtocolError, SottoError
-from peer.gossip.plausibility import HALF, Reaches
+from peer.gossip.plausibility import Reaches, norm_of
+from peer.node.divergence_guard import reason_to_stop
 from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
+from peer.records import RoundRecord
 from peer.run.setup import RunSetup
 from peer.simulate.network import Cut, LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
@@ -134,6 +137,8 @@ class Row:
     """Honest messages that reach further than is let by."""
     held_back: int = 0
     """… and further than their senders would send; of no account in a run that the guard ends besides."""
+    shortened: int = 0
+    """Own changes that honest peers shortened."""
     share: float = 0.0
     """The largest share of the bound that an honest message had."""
     reach: float = 0.0
@@ -161,6 +166,7 @@ class Row:
         accuracy = "" if self.accuracy is None else f"; accuracy {100 * self.accuracy:.1f} %"
         refused = f"; {self.refused} HONEST MESSAGES REFUSED" if self.refused else ""
         refused += f"; {self.held_back} HELD BACK" if self.held_back else ""
+        refused += f"; {self.shortened} shortened" if self.shortened else ""
         return f"{self.messages} messages; {times}{accuracy}{refused}" + (
             f"; ended: {self.ended}" if self.ended else ""
         )
@@ -182,16 +188,44 @@ def job(algorithm: str, seed: int, rounds: int, *settings: str) -> Config:
 def watching(row: Row, liar: int | None = None) -> Iterator[None]:
     """Note in a row what is judged in here, and neither refuse nor hold back anything for how far it reaches."""
 
-    def check(reaches: Reaches, message: Message, reach: float, own_norm: Callable[[], float]) -> None:
-        if reach and message.sender != liar:
-            row.note(reach, reaches.allowed(message.sender, own_norm()))
+    def lets_by(reaches: Reaches, t: int, sender: int, model: FloatArray, own: FloatArray, distance: float) -> bool:
+        allowed = reaches.allowed(sender, norm_of(own) if reaches.counts_own(t) else 0.0)
+        passes = really_lets_by(reaches, t, sender, model, own, distance)
+        if sender != liar and not row.held_back:
+            row.note(norm_of(model), allowed)
+        return passes or sender != liar
 
-    def check_own(reaches: Reaches, message: Message, reach: float) -> None:
-        if message.sender != liar:
-            row.held_back += not reach <= HALF * reaches.allowed(message.sender)
-        reaches.note_own(reach)
+    def check(reaches: Reaches, t: int, message: Message, reach: float, own_norm: Callable[[], float]) -> None:
+        # Who holds a message back ends, and what follows from that message is none that was sent.
+        if reach and liar not in (message.sender, reaches.me) and not row.held_back:
+            row.note(reach, reaches.allowed(message.sender, own_norm() if reaches.counts_own(t) else 0.0))
 
-    with patch.object(Reaches, "check", check), patch.object(Reaches, "check_own", check_own):
+    def check_own(reaches: Reaches, t: int, reach: float, own_norm: Callable[[], float]) -> None:
+        try:
+            really_check_own(reaches, t, reach, own_norm)
+        except DivergenceError:
+            row.held_back += reaches.me != liar
+            if liar is None:
+                raise
+
+    def share_within(reaches: Reaches, *arguments: Any, **options: Any) -> float:
+        share = really_share_within(reaches, *arguments, **options)
+        row.shortened += share < 1.0 and reaches.me != liar
+        return share
+
+    def require(reaches: Reaches, *arguments: Any) -> None:
+        if reaches.me != liar:
+            really_require(reaches, *arguments)
+
+    really_lets_by, really_check_own, really_require = Reaches.lets_by, Reaches.check_own, Reaches.require
+    really_share_within = Reaches.share_within
+    with (
+        patch.object(Reaches, "check", check),
+        patch.object(Reaches, "lets_by", lets_by),
+        patch.object(Reaches, "check_own", check_own),
+        patch.object(Reaches, "require", require),
+        patch.object(Reaches, "share_within", share_within),
+    ):
         yield
 
 
@@ -225,39 +259,96 @@ def lied_to(lies_in: Callable[[int], bool]) -> Iterator[None]:
             codes = getattr(receiver, "last_codes", None)
             before = None if codes is None else codes.of(LIAR)
             message = wire.decode(frame, receiver.layout, dtype=receiver.algorithm.x.dtype, previous=before)
-            if message.kind in _GIVING and message.layers and lies_in(message.round):
-                frame = wire.encode(largest_lie(receiver, message), receiver.layout)
+            if message.kind in _GIVING and message.layers:
+                if lies_in(message.round):
+                    frame = wire.encode(largest_lie(receiver, message), receiver.layout)
+                elif not passes(receiver, message):
+                    # Behind a lie, of which copies and memories are kept, what is true may be refused as well.
+                    frame = wire.encode(largest_lie(receiver, message), receiver.layout)
+        if isinstance(receiver, PairParticipant) and receiver.peer == LIAR:
+            frame = readable(receiver, frame)
         return receive(receiver, sender, frame, now)
 
     with (
         patch.object(Participant, "receive", as_method(partial(received, rounds))),
         patch.object(PairParticipant, "receive", as_method(partial(received, in_pairs))),
+        # A liar goes on.
+        patch("peer.simulate.virtual_run.reason_to_stop", as_reason),
         # Where all tell the same of a peer they share one copy of it.
         patch("peer.simulate.virtual_run.SharedCopies", lambda: None),
     ):
         yield
 
 
+def as_reason(options: Any, record: RoundRecord, model: FloatArray, **others: Any) -> str | None:
+    """Return why an honest peer should stop."""
+    return None if record.peer == LIAR else reason_to_stop(options, record, model, **others)
+
+
+def readable(liar: PairParticipant, frame: bytes) -> bytes:
+    """Return a frame for the liar. A reply is coded for one who has what its request said."""
+    message = wire.decode(frame, liar.layout, dtype=liar.algorithm.x.dtype)
+    coded = message.kind is MessageKind.PAIR_REPLY and any(isinstance(each, Residues) for each in message.layers)
+    return wire.encode(lie_of(liar, message, 0.0), liar.layout) if coded else frame
+
+
 def largest_lie(receiver: Participant | PairParticipant, honest: Message, share: float = 0.999) -> Message:
     """Return a message all of whose numbers are alike, and that reaches that share of what the receiver lets by."""
-    # Block floating point rounds to the nearest of 8 bits.
-    share *= 0.98 if honest.kind is MessageKind.PART else 1.0
-    reach, own_norm = asked(receiver, blown_up(honest, 1.0))
-    return blown_up(honest, share * receiver.reaches.allowed(honest.sender, own_norm) / reach)
+    # Codes of 8 bits are rounded.
+    modulo = any(isinstance(each, Residues) for each in honest.layers)
+    share *= 0.98 if honest.kind is MessageKind.PART or modulo else 1.0
+    low, high = 0.0, 1e12
+    while high > 1.001 * low + 1e-9:
+        largest = math.sqrt(max(low, 1e-9) * high)
+        answer = asked(receiver, lie_of(receiver, honest, largest))
+        # In rounds, codes are read only once all have come.
+        coded = sum(num_values(each) for each in honest.layers if isinstance(each, Residues))
+        reach = math.inf if answer is None else max(answer[0], largest * math.sqrt(coded))
+        if answer is not None and reach <= share * receiver.reaches.allowed(honest.sender, answer[1]):
+            low = largest
+        else:
+            high = largest
+    found = lie_of(receiver, honest, low)
+    if low < 1e-3 and not passes(receiver, found):
+        # A copy is too far away already: as little as possible of the way back.
+        back = (lie_of(receiver, honest, -each) for each in np.geomspace(1e-3, 1e3, 200).tolist())
+        found = next((lie for lie in back if passes(receiver, lie)), found)
+    return found
 
 
-def asked(receiver: Participant | PairParticipant, message: Message) -> tuple[float, float]:
-    """Return how far a message reaches, and the norm of the receiver's model, as its judge finds them."""
+def passes(receiver: Participant | PairParticipant, message: Message) -> bool:
+    """Return whether a receiver lets a message by."""
+    answer = asked(receiver, message)
+    return answer is not None and answer[0] <= receiver.reaches.allowed(message.sender, answer[1])
+
+
+def lie_of(receiver: Participant | PairParticipant, honest: Message, largest: float) -> Message:
+    """Return a message all of whose numbers are that large; a code is one of such numbers."""
+    node, x = receiver.algorithm.node, receiver.algorithm.x
+    if not isinstance(node.compressor, Modulo):
+        return blown_up(honest, largest)
+    theta, draws = 2.0 * (largest + float(np.abs(x).max())), node.draw_source.draws(honest.round)
+    layers = tuple(
+        node.compressor.compress(np.full(num_values(layer), largest, x.dtype), number, draws, theta=theta)
+        if isinstance(layer, Residues)
+        else _blown_up(layer, largest)
+        for number, layer in enumerate(honest.layers)
+    )
+    return replace(honest, layers=layers)
+
+
+def asked(receiver: Participant | PairParticipant, message: Message) -> tuple[float, float] | None:
+    """Return how far a message reaches, and the norm of the receiver's model, as its judge finds them; None if it is
+    refused for something else."""
     found: list[tuple[float, float]] = []
 
-    def check(_reaches: Reaches, _message: Message, reach: float, own_norm: Callable[[], float]) -> None:
-        found.append((reach, own_norm()))
+    def check(reaches: Reaches, t: int, _message: Message, reach: float, own_norm: Callable[[], float]) -> None:
+        found.append((reach, own_norm() if reaches.counts_own(t) else 0.0))
         raise RemoteProtocolError("was asked about only", peer=message.sender)
 
     with patch.object(Reaches, "check", check), suppress(RemoteProtocolError):
         receiver.algorithm.judge(message) if isinstance(receiver, PairParticipant) else receiver.weigh(message)
-    (answer,) = found
-    return answer
+    return found[0] if found else None
 
 
 def blown_up(message: Message, largest: float) -> Message:

@@ -74,7 +74,7 @@ class Initiator:
         request, model = self.open, self._model
         if request is None or not request.is_subject_of(reply):
             return Effects()  # A repeated one.
-        if model.coding.read(reply, request.sent, {}):
+        if model.read_theirs(reply, request.sent, {}):
             raise RemoteProtocolError("chose a θ below the distance that it measured", peer=reply.sender)
         self.open, self.refusals = None, 0
         model.mix(reply, request.message.layers, request.sent, frozenset(request.violated))

@@ -41,7 +41,7 @@ def judge(message: Message, neighbors: Collection[int], model: PairModel, respon
         if largest is not None:
             raise RemoteProtocolError(f"has diverged: it sent numbers up to {largest:.3g}", peer=sender)
         reach = model.coding.reach(message)
-        model.reaches.check(message, reach, model.norm)
+        model.reaches.check(model.staleness.steps, message, reach, model.norm)
         return reach
     if kind is MessageKind.REPAIR and (waiting := responder.waiting_for(message)) is not None:
         check_repair(message, waiting.wishes, waiting.request.layers, model.x.dtype)

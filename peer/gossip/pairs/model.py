@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from peer.compress.norms import sum_of_squares
-from peer.compress.payload import FloatArray, Payload
+from peer.compress.payload import FloatArray, Payload, Residues
+from peer.errors import RemoteProtocolError
 from peer.gossip.base import NodeContext
-from peer.gossip.mixing import add_scaled_
-from peer.gossip.pairs.coding import PairCoding
+from peer.gossip.mixing import add_scaled_, distance
+from peer.gossip.pairs.coding import FurtherBits, PairCoding
 from peer.gossip.pairs.events import Event
 from peer.gossip.plausibility import Reaches
-from peer.wire.message import Message
+from peer.wire.message import Message, RepairWish
 
 
 @dataclass
@@ -53,8 +54,8 @@ class PairModel:
         self.node, self.coding = node, coding
         self.x = np.array(x0, copy=True)
         self.staleness = Staleness()
-        self.reaches = Reaches(node)
-        self.reaches.note_own(self.norm())
+        self.reaches = Reaches(node.peer, node.layout.size, node.largest_loss)
+        self.reaches.note_own(0, self.norm())
         self.events: list[Event] = []
         """Events of x that were not taken yet."""
 
@@ -67,6 +68,16 @@ class PairModel:
         self.staleness.note_read()
         self.events.append(("read", self.node.peer))
         return self.x.copy()
+
+    def read_theirs(self, message: Message, reference: FloatArray, further: FurtherBits) -> tuple[RepairWish, ...]:
+        """Let the coding read a message. Raises RemoteProtocolError if its codes stand for no honest peer's model."""
+        wishes, theirs = self.coding.read(message, reference, further), self.coding.theirs
+        is_coded = not wishes and any(isinstance(layer, Residues) for layer in message.layers)
+        if is_coded and not self.reaches.lets_by(
+            self.staleness.steps, message.sender, theirs, reference, distance(theirs, reference)
+        ):
+            raise RemoteProtocolError("sent codes of a model that no honest peer has", peer=message.sender)
+        return wishes
 
     def step(self, gradient: FloatArray, rate: float) -> None:
         """x ← x − γ g."""

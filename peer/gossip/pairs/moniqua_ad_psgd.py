@@ -84,7 +84,7 @@ class ModuloModels(PairCoding):
         check_codes(message, self.node, self._compressor, self._theta, self.theirs.dtype)
 
     def reach(self, message: Message) -> float:
-        return code_reach(message, self._theta)
+        return code_reach(message, self._theta, self.node.peer)
 
     def read(self, message: Message, reference: FloatArray, further: FurtherBits) -> tuple[RepairWish, ...]:
         draws, wishes = self.node.draw_source.draws(message.round), []

@@ -21,7 +21,7 @@ from peer.gossip.pairs.judge import judge
 from peer.gossip.pairs.model import PairModel, Staleness
 from peer.gossip.pairs.open_exchanges import OpenRequest
 from peer.gossip.pairs.responder import Responder
-from peer.gossip.plausibility import HALF
+from peer.gossip.plausibility import HALF, OWN_MODEL
 from peer.wire.message import Message, MessageKind
 
 
@@ -67,8 +67,11 @@ class PairNode:
         self._initiator.note_step()
         if self.staleness.steps % 10 == 0:
             # Each costs a pass over the model. Of a peer that is alone for long nobody has heard how it grew.
-            self.reaches.note_own(min(self._model.norm(), HALF * self.reaches.allowed(self.node.peer)))
-        self._model.step(gradient, rate)
+            limit = self.reaches.allowed(OWN_MODEL, share=HALF)
+            self.reaches.note_own(self.staleness.steps, min(self._model.norm(), limit))
+        number = gradient.dtype.type
+        share = self.reaches.share_within(self.staleness.steps, self.x, lambda: gradient * number(-rate))
+        self._model.step(gradient if share == 1.0 else gradient * number(share), rate)
 
     @property
     def staleness(self) -> Staleness:
@@ -137,7 +140,8 @@ class PairNode:
 
     def check_own(self, message: Message) -> None:
         """Raise DivergenceError rather than send what others might refuse for how far it moves a model."""
-        self.reaches.check_own(message, self._model.coding.reach(message))
+        reach = max(self._model.coding.reach(message), self._model.norm()) if message.layers else 0.0
+        self.reaches.check_own(self.staleness.steps, reach, self._model.norm)
 
     def take(self, message: Message) -> Effects:
         """Take one message that was judged. Raises RemoteProtocolError, before anything changes, if only reading it

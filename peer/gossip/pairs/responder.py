@@ -79,7 +79,7 @@ class Responder:
         """Mix and reply in one moment, or ask for missing bits."""
         request, model = response.request, self._model
         sender, number = request.sender, request.round
-        wishes = model.coding.read(request, model.x, response.further)
+        wishes = model.read_theirs(request, model.x, response.further)
         if wishes:
             if response.phase == 0:
                 self.repairs += len(wishes)

@@ -39,9 +39,9 @@ def test_so_are_values_that_a_small_push_weight_makes_huge(algorithm: str) -> No
     finishes_like_an_honest_run(world)
 
 
-@pytest.mark.parametrize("algorithm", sorted(SETTINGS.keys() - {"moniqua"}))
+@pytest.mark.parametrize("algorithm", sorted(SETTINGS.keys() - {"moniqua", "low-rank", "compressed-allreduce"}))
 def test_an_honest_peer_ends_rather_than_send_them(algorithm: str) -> None:
-    # Moniqua sends residues, which are small whatever the model is.
+    # Moniqua sends residues, which are small whatever the model is, and what low-rank sends is shortened.
     peer = started(algorithm).peers[1]
     peer.participant.algorithm.x[:] = 3e38
     peer.step()

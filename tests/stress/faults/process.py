@@ -11,6 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
+from peer.compress.payload import FloatArray
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
@@ -93,6 +94,14 @@ class VirtualProcess:
             observe=lambda *what: auditor.observed(self.participant, *what),
             statements=self.statements(),
         )
+        really_shortened = self.participant.algorithm.shortened
+
+        def shortened(t: int, gradient: FloatArray, rate: float) -> FloatArray:
+            found = really_shortened(t, gradient, rate)
+            auditor.stepped(self.participant, t, self.participant.local_steps.rate(t), found)
+            return found
+
+        vars(self.participant.algorithm)["shortened"] = shortened
         self.peer = DurablePeer(
             self.participant,
             DiskState(disk, {"run": f"seed {scenario.seed}", "peer": str(me)}, durability=world.plan.durability),
