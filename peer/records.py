@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 Better = Literal["higher", "lower"]
@@ -128,6 +128,17 @@ class PeerProgress:
     """Neighbours of the whole schedule, in either direction."""
     state: str = "starting"
     """starting, connecting, training, waiting, finished, stopped, diverged, lost."""
+
+    def after(self, record: RoundRecord) -> PeerProgress:
+        """Return the state after a round more."""
+        return replace(
+            self,
+            round=record.round + 1,
+            loss=self.loss if record.loss is None else record.loss,
+            payload_bytes=self.payload_bytes + record.payload_bytes,
+            frame_bytes=self.frame_bytes + record.frame_bytes,
+            values=self.values + record.values,
+        )
 
 
 ONE_PROCESS = "one process on all data"

@@ -32,7 +32,7 @@ import sys
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -314,7 +314,8 @@ class ParticipationSimulator(Simulator):
                 algorithm.x.fill(0)
                 add_decompressed_(algorithm.x, message.layers, layout, 1.0)
                 algorithm.u = message.push_weight
-                self.totals[giver].frame_bytes += len(frame)
+                total = self.totals[giver]
+                self.totals[giver] = replace(total, frame_bytes=total.frame_bytes + len(frame))
 
     def fetch(self) -> int:
         """Let each peer that is there and holds nothing have a copy of a holder's model, after the last round; return

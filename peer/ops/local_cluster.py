@@ -373,14 +373,7 @@ class Cluster:
             if self._first_round[index] is None:
                 self._first_round[index] = record.round
             self._last_round[index] = record.round
-            seen = dataclasses.replace(
-                seen,
-                round=record.round + 1,
-                loss=record.loss if record.loss is not None else seen.loss,
-                payload_bytes=seen.payload_bytes + record.payload_bytes,
-                frame_bytes=seen.frame_bytes + record.frame_bytes,
-                values=seen.values + record.values,
-            )
+            seen = seen.after(record)
         if not self.rounds:
             self._learn_length(index)
         number, schedule = self.numbers[index], self.setup.schedule

@@ -19,7 +19,7 @@ import numpy as np
 
 from peer import errors
 from peer.config.options import Config
-from peer.errors import ConfigError, SottoError
+from peer.errors import ConfigError, DivergenceError, SottoError
 from peer.gossip.effects import Effects, OutgoingFrame
 from peer.records import Progress, RoundRecord
 from peer.simulate.rounds import Simulator
@@ -32,7 +32,7 @@ from peer.simulate.virtual_run import (
     StepDone,
     Timer,
     model_of,
-    naming,
+    of_peer,
     subject,
 )
 from peer.simulate.workers import Packed, Workers
@@ -85,8 +85,10 @@ class ParallelSimulator(Simulator):
         outcomes = [unpack_outcomes(values or (), blobs) for values, blobs in answers]
         for owner, (now, event) in zip(owners, stretch, strict=True):
             self.now = now
-            with naming(event):
+            try:
                 self._perform(event, *next(outcomes[owner]))
+            except DivergenceError as error:
+                raise of_peer(error, event) from None
 
     def _evaluate_peers(self, wanted: Sequence[tuple[int, Split]], states: Sequence[State]) -> list[Evaluation]:
         assert self._workers is not None

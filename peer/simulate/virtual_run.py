@@ -161,7 +161,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         """Evaluation round → peer → (x, u), until all peers have reached it."""
         self._links: dict[tuple[int, int], list[int]] = {}
         """(sender, receiver) → frames, payload bytes, frame bytes."""
-        self.totals = [_Totals() for _ in range(num_peers)]
+        self.totals = [PeerProgress(name=f"peer-{peer}") for peer in range(num_peers)]
         self.now = 0.0
         self.averaged_figure: float | None = None
         self.last_consensus: float | None = None
@@ -214,8 +214,10 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
     def _go_on(self) -> None:
         """Let the next event happen."""
         self.now, event = self.agenda.pop()
-        with naming(event):
+        try:
             self._handle(event)
+        except DivergenceError as error:
+            raise of_peer(error, event) from None
 
     def progress(self, elapsed_s: float) -> Progress:
         """Return the progress of the run."""
@@ -229,17 +231,8 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             averaged_figure=self.averaged_figure,
             consensus_distance=self.last_consensus,
             peers=tuple(
-                PeerProgress(
-                    name=f"peer-{peer}",
-                    round=self.totals[peer].done,
-                    loss=self.totals[peer].loss,
-                    figure=self.totals[peer].figure,
-                    payload_bytes=self.totals[peer].payload_bytes,
-                    frame_bytes=self.totals[peer].frame_bytes,
-                    values=self.totals[peer].values,
-                    state="training" if self.totals[peer].done < self.config.run.rounds else "finished",
-                )
-                for peer in shown
+                replace(each, state="training" if each.round < self.config.run.rounds else "finished")
+                for each in (self.totals[peer] for peer in shown)
             ),
         )
 
@@ -289,7 +282,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
     def _finish_round(self, finished: Finished) -> None:
         """Note a completed round, evaluate when it is the last peer's, and let the peer go on."""
         record, done = finished.record, finished.done
-        self.totals[record.peer].add(record, done)
+        self.totals[record.peer] = self.totals[record.peer].after(record)
         if self._metrics is not None:
             self._metrics.put(record)
         if finished.reason is not None:
@@ -327,7 +320,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             found = evaluated.get((peer, split), of_average)
             own = evaluation_record(peer, done, split, found)
             if split == "test":
-                self.totals[peer].figure = own.figure(self._criterion)
+                self.totals[peer] = replace(self.totals[peer], figure=own.figure(self._criterion))
                 if self._after_evaluation is not None:
                     self._after_evaluation(own)
             records.append(own)
@@ -358,45 +351,14 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         return self._trainers[peer].evaluate(model, split)
 
 
-class naming:
-    """Let an error of divergence name the peer at which it was found. A class, since every event enters it."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self, event: Event) -> None:
-        self._event = event
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, DivergenceError):
-            raise DivergenceError(f"peer {subject(self._event)}: {error}") from None
+def of_peer(error: DivergenceError, event: Event) -> DivergenceError:
+    """Return an error that names the peer at which it was found."""
+    return DivergenceError(f"peer {subject(event)}: {error}")
 
 
 def subject(event: Event) -> int:
     """Return the peer to which an event happens."""
     return event.receiver if isinstance(event, Arrival) else event.peer
-
-
-@dataclass
-class _Totals:
-    """Running figures of one peer, for the live view."""
-
-    done: int = 0
-    """Rounds completed."""
-    loss: float | None = None
-    figure: float | None = None
-    payload_bytes: int = 0
-    frame_bytes: int = 0
-    values: int = 0
-
-    def add(self, record: RoundRecord, done: int) -> None:
-        self.done = done
-        self.loss = record.loss if record.loss is not None else self.loss
-        self.payload_bytes += record.payload_bytes
-        self.frame_bytes += record.frame_bytes
-        self.values += record.values
 
 
 def model_of(state: State) -> FloatArray:
