@@ -314,8 +314,8 @@ class ParticipationSimulator(Simulator):
                 algorithm.x.fill(0)
                 add_decompressed_(algorithm.x, message.layers, layout, 1.0)
                 algorithm.u = message.push_weight
-                total = self.totals[giver]
-                self.totals[giver] = replace(total, frame_bytes=total.frame_bytes + len(frame))
+                sent = self.totals[giver].frame_bytes + len(frame)
+                self.totals[giver] = replace(self.totals[giver], frame_bytes=sent)
 
     def fetch(self) -> int:
         """Let each peer that is there and holds nothing have a copy of a holder's model, after the last round; return

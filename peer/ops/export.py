@@ -26,7 +26,7 @@ from peer.config.writer import write_bytes
 from peer.errors import ConfigError, SottoError, StateError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind, Membership
-from peer.ops.hub_folder import HUB_CONFIG, auto_class, card_heading, hub_files, stored_shapes
+from peer.ops.hub_folder import HUB_CONFIG, auto_class, card_heading, hub_files
 from peer.ops.model_card import CardFacts, model_card
 from peer.ops.standing import from_folder, with_length
 from peer.ops.whole_models import MEAN, averaged, differ, formed_after, formed_average, read_form, read_model
@@ -141,11 +141,14 @@ class _Whole:
 
     tensors: Tensors
     metadata: Mapping[str, str]
-    whose: str
-    """A clause on whose statistics an average has; empty where there is nothing to say."""
+    description: str
     opened: _Opened | None
-    members: Sequence[int] | None
-    """Numbers of the members that formed it after the last round; None where it is computed here."""
+    config: Config | None
+    base: Path
+    """Where relative paths of `config` start."""
+    round: int | None = None
+    peers: tuple[int, ...] = ()
+    rounds_to_come: int | None = None
 
 
 @dataclass(frozen=True)
@@ -193,33 +196,30 @@ def export_model(
         _refuse_existing([*files, *shards_of(output)])
     if beside.onnx or beside.onnx_int8:
         require_onnx()
+    needs_task = int8 or beside.program or beside.onnx or beside.onnx_int8
     is_whole = len(sources) == 1 and peer_index is None and statistics is None
     if is_whole and not find_checkpoints(source) and (source / "model.safetensors").exists():
-        return _export_simulated(source, files, beside, int8=int8, force=force)
-    peers = _chosen_peers(sources, peer_index)
-    done, members, gone = _exported_round(source, peers, is_choice=len(sources) > 1)
-    needs_task = int8 or beside.program or beside.onnx or beside.onnx_int8
-    is_one = len(members) == 1 and peer_index is None
-    model = _read(members, done, statistics, needs_task=needs_task, needs_data=int8, takes_formed=is_one)
+        model = _simulated(source, needs_task=needs_task)
+    else:
+        peers = _chosen_peers(sources, peer_index)
+        done, members, gone = _exported_round(source, peers, is_choice=len(sources) > 1)
+        is_one = len(members) == 1 and peer_index is None
+        model = _read(members, done, gone, statistics, needs_task=needs_task, needs_data=int8, takes_formed=is_one)
     hub: Mapping[str, str] = {}
-    if beside.hub:
-        hub = hub_files(members[0].config, members[0].base, {name: each.shape for name, each in model.tensors.items()})
+    if beside.hub and model.config is not None:
+        hub = hub_files(model.config, model.base, {name: each.shape for name, each in model.tensors.items()})
         if not force:
             _refuse_existing(map(output.with_name, hub))
-    indices = tuple(folder.config.peer.index for folder in members)
-    if model.members is not None:
-        indices = tuple(map(Numbering(members[0].config.num_listed).device, model.members))
-    whose = f"the average of {len(indices)} peers" if len(indices) > 1 else f"the model of peer {indices[0]}"
-    without = f", without {', '.join(gone)}" if gone else ""
-    description = f"{whose} after {done} rounds{without}{model.whose}" + (", weights in 8 bits" if int8 else "")
-    figures: Mapping[str, Mapping[str, float]] = {}
+    description, figures = model.description, dict[str, Mapping[str, float]]()
     if int8:
         assert model.opened is not None
-        figures = _save_int8(model.opened, output)
+        description, figures = f"{description}, weights in 8 bits", _save_int8(model.opened, output)
     else:
-        files[:1] = _save(model.tensors, output, {"format": "pt", "rounds": str(done), **model.metadata})
-    exported = Exported(done, indices, description, tuple(files), figures, _to_come(members[0], done), hub)
-    return _write_beside(exported, beside, members[0].config, model.opened, _summary(source, exported))
+        files[:1] = _save(model.tensors, output, model.metadata)
+    exported = Exported(model.round, model.peers, description, tuple(files), figures, model.rounds_to_come, hub)
+    if model.config is None:
+        return exported
+    return _write_beside(exported, beside, model.config, model.opened, _summary(source, exported))
 
 
 def _refuse_existing(files: Iterable[Path]) -> None:
@@ -230,33 +230,20 @@ def _refuse_existing(files: Iterable[Path]) -> None:
             )
 
 
-def _export_simulated(source: Path, files: list[Path], beside: Beside, *, int8: bool, force: bool) -> Exported:
-    """Write the averaged model of the folder of a simulation."""
+def _simulated(source: Path, *, needs_task: bool) -> _Whole:
+    """Return the averaged model of the folder of a simulation."""
     config = configuration.load(source / "config.toml", environment={}) if (source / "config.toml").exists() else None
-    hub: Mapping[str, str] = {}
-    if beside.hub and config is not None:
-        # Refused before anything is written.
-        hub = hub_files(config, source, stored_shapes(source / "model.safetensors"))
-        if not force:
-            _refuse_existing(map(files[0].with_name, hub))
     opened = None
-    if int8 or beside.program or beside.onnx or beside.onnx_int8:
+    if needs_task:
         if config is None:
             raise StateError(f"{source}: contains no config.toml, which is needed to build the model")
         setup = RunSetup.open(config, source, config.num_peers or 1)
         trainer = setup.trainer(0)
         load_model_(trainer.model, source / "model.safetensors")
         opened = _Opened(setup, trainer, trainer.vector(), True)
-    output, description, figures = files[0], "the averaged model of the run", {}
-    if int8:
-        assert opened is not None
-        description, figures = f"{description}, weights in 8 bits", _save_int8(opened, output)
-    else:
-        with open_tensors(source / "model.safetensors") as file:
-            tensors = {name: file.get_tensor(name) for name in [*file.keys()]}
-            files[:1] = _save(tensors, output, file.metadata() or {})
-    exported = Exported(None, (), description, tuple(files), figures, hub=hub)
-    return exported if config is None else _write_beside(exported, beside, config, opened, _summary(source, exported))
+    with open_tensors(source / "model.safetensors") as file:
+        tensors = {name: file.get_tensor(name) for name in [*file.keys()]}
+        return _Whole(tensors, file.metadata() or {}, "the averaged model of the run", opened, config, source)
 
 
 def _find_peers(source: Path) -> list[_PeerFolder]:
@@ -395,15 +382,16 @@ def _membership(folders: Sequence[_PeerFolder]) -> Membership:
 def _read(
     folders: Sequence[_PeerFolder],
     done: int,
+    gone: Sequence[str],
     statistics: str | None,
     *,
     needs_task: bool,
     needs_data: bool,
     takes_formed: bool,
 ) -> _Whole:
-    """Return the model of one peer after so many rounds, or the average of several; opened where `needs_task`.
-    `needs_data`: whether ranges are measured on training samples. `takes_formed`: whether it is the average that the
-    members formed, where there is one."""
+    """Return the model of one peer after so many rounds, or the average of several; opened where `needs_task`. `gone`:
+    clauses about peers that have no part in it. `needs_data`: whether ranges are measured on training samples.
+    `takes_formed`: whether it is the average that the members formed, where there is one."""
     first, of_data = folders[0], statistics == _DATA and len(folders) > 1
     is_script = first.config.training.task == OWN_LOOP
     forms = [read_form(folder.state) for folder in folders]
@@ -443,11 +431,18 @@ def _read(
         of = {MEAN: "the mean of their statistics", _DATA: "statistics of training samples"}
         said = f", with {of.get(whose, f'the statistics of {whose}')}"
     peers = [model.name for model in models] if contributors is None else [*map(str, contributors)]
-    metadata = {"task": first.config.training.task, "peers": ", ".join(peers)}
+    metadata = {"format": "pt", "rounds": str(done), "task": first.config.training.task, "peers": ", ".join(peers)}
     alike = {*models[0].form.trained, *models[0].frozen}
     if {models[0].form.entries.get(entry, entry) for entry in tensors} - alike:
         metadata["statistics"] = whose
-    return _Whole(tensors, metadata, said, opened, contributors)
+    indices = tuple(folder.config.peer.index for folder in folders)
+    if contributors is not None:
+        indices = tuple(map(Numbering(first.config.num_listed).device, contributors))
+    without = f", without {', '.join(gone)}" if gone else ""
+    description = f"the average of {len(indices)} peers" if len(indices) > 1 else f"the model of peer {indices[0]}"
+    description += f" after {done} rounds{without}{said}"
+    left = _to_come(first, done)
+    return _Whole(tensors, metadata, description, opened, first.config, first.base, done, indices, left)
 
 
 def _open(folder: _PeerFolder, *, is_old: bool) -> RunSetup:

@@ -16,7 +16,6 @@ from peer.errors import ConfigError
 from peer.ops.model_card import without_folders
 from peer.train.datasets.documents import BYTES
 from peer.train.datasets.tokens import ENDS, read_encoding
-from peer.train.model_file import open_tensors
 from peer.train.models.distilbert import BASE
 from peer.train.models.gpt import heads_of
 
@@ -29,15 +28,6 @@ _LOADED_BY = {
 }
 """model_type → class that loads it, and its use."""
 _HIDDEN = "distilbert.transformer.layer.{}.ffn.lin1.weight"
-
-
-def stored_shapes(*weights: Path) -> dict[str, list[int]]:
-    """Return the shapes of the tensors in safetensors files, by name. Raises DataError where one cannot be read."""
-    shapes: dict[str, list[int]] = {}
-    for each in weights:
-        with open_tensors(each) as file:
-            shapes |= {name: file.get_slice(name).get_shape() for name in [*file.keys()]}
-    return shapes
 
 
 def hub_files(config: Config, base: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
