@@ -59,7 +59,8 @@ ALL = Shard()
 class Computing:
     """An executor, and how many calls to give it at once."""
 
-    executor: Executor
+    executor: Executor | None
+    """None: this process computes."""
     at_once: int
 
     def results(
@@ -69,6 +70,12 @@ class Computing:
         is_over: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Key, Result]]:
         """Yield (key, result) of each call as it ends; once `is_over`, only of those that have begun."""
+        if self.executor is None:
+            for key, arguments in calls:
+                if is_over():
+                    return
+                yield key, function(*arguments)
+            return
         following = iter(calls)
         running: dict[Future[Result], Key] = {}
         while True:
@@ -97,7 +104,7 @@ def open_executor(kind: Kind = "local", *, workers: int = 1, address: str | None
                 "belongs to a cluster", key="--address", value=address, valid="with --executor dask or ray"
             )
         if workers == 1:
-            yield Computing(_ThisProcess(), 1)
+            yield Computing(None, 1)
             return
         # Not forked: a process that has threads, as torch's, may leave a lock behind in the fork.
         context = multiprocessing.get_context("spawn")
@@ -143,21 +150,6 @@ def _ray(workers: int, address: str | None) -> Iterator[Computing]:
             yield Computing(executor, max(1, int(ray.cluster_resources().get("CPU", 1))))
     finally:
         ray.shutdown()
-
-
-class _ThisProcess(Executor):
-    """Computes a call when it is submitted."""
-
-    def submit(
-        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
-    ) -> Future[Result]:
-        """Return a future that is done."""
-        future: Future[Result] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # As every executor does; whoever asks for the result gets it.
-            future.set_exception(error)
-        return future
 
 
 class _Ray(Executor):
