@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -23,7 +23,7 @@ def list_kinds(what: str, as_json: bool) -> None:
       sotto lab list algorithms
       sotto lab list tasks --json
     """
-    rows = _LISTS[what]()
+    rows = _listed(what)
     if as_json:
         print_json(rows)
         return
@@ -33,64 +33,46 @@ def list_kinds(what: str, as_json: bool) -> None:
         click.echo(click.wrap_text(text, columns, row["name"].ljust(width), " " * width))
 
 
-def _list_models() -> list[dict[str, Any]]:
-    from peer.train.listed import MODELS
+def _listed(what: str) -> list[dict[str, Any]]:
+    if what == "tasks":
+        from peer.train.listed import TASKS
 
-    return [{"name": name, "summary": summary} for name, summary in MODELS.items()]
+        return [
+            {
+                "name": name,
+                "summary": info.summary,
+                "options": list(info.options),
+                "note": f"training.task_options: {', '.join(info.options)}" if info.options else "",
+            }
+            for name, info in TASKS.items()
+        ]
+    if what == "algorithms":
+        from peer.gossip import ALGORITHMS
+        from peer.gossip.base import Memory
 
+        return [
+            {
+                "name": name,
+                "summary": kind.spec.summary,
+                "source": kind.spec.source,
+                "graph": kind.spec.graph.value,
+                "push_sum": kind.spec.push_sum,
+                "compresses": kind.spec.compresses,
+                "tolerates_late": kind.spec.tolerates_late,
+                "time_varying": kind.spec.time_varying,
+                "asynchronous": kind.spec.asynchronous,
+                "state": [] if kind.spec.memory is Memory.NONE else [kind.spec.memory.value],
+                "note": f"Graph: {kind.spec.graph.value}. {kind.spec.source}",
+            }
+            for name, kind in ALGORITHMS.items()
+        ]
+    known: Mapping[str, Any]
+    if what == "models":
+        from peer.train.listed import MODELS
 
-def _list_tasks() -> list[dict[str, Any]]:
-    from peer.train.listed import TASKS
-
-    return [
-        {
-            "name": name,
-            "summary": info.summary,
-            "options": list(info.options),
-            "note": f"training.task_options: {', '.join(info.options)}" if info.options else "",
-        }
-        for name, info in TASKS.items()
-    ]
-
-
-def _list_algorithms() -> list[dict[str, Any]]:
-    from peer.gossip import ALGORITHMS
-    from peer.gossip.base import Memory
-
-    return [
-        {
-            "name": name,
-            "summary": kind.spec.summary,
-            "source": kind.spec.source,
-            "graph": kind.spec.graph.value,
-            "push_sum": kind.spec.push_sum,
-            "compresses": kind.spec.compresses,
-            "tolerates_late": kind.spec.tolerates_late,
-            "time_varying": kind.spec.time_varying,
-            "asynchronous": kind.spec.asynchronous,
-            "state": [] if kind.spec.memory is Memory.NONE else [kind.spec.memory.value],
-            "note": f"Graph: {kind.spec.graph.value}. {kind.spec.source}",
-        }
-        for name, kind in ALGORITHMS.items()
-    ]
-
-
-def _list_compressors() -> list[dict[str, Any]]:
-    from peer.compress import COMPRESSORS
-
-    return [{"name": name, "summary": info.summary} for name, info in COMPRESSORS.items()]
-
-
-def _list_graphs() -> list[dict[str, Any]]:
-    from peer.gossip.graphs import FAMILIES
-
-    return [{"name": name, "summary": family.summary} for name, family in FAMILIES.items()]
-
-
-_LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
-    "models": _list_models,
-    "tasks": _list_tasks,
-    "algorithms": _list_algorithms,
-    "compressors": _list_compressors,
-    "graphs": _list_graphs,
-}
+        return [{"name": name, "summary": summary} for name, summary in MODELS.items()]
+    if what == "compressors":
+        from peer.compress import COMPRESSORS as known
+    else:
+        from peer.gossip.graphs import FAMILIES as known
+    return [{"name": name, "summary": each.summary} for name, each in known.items()]
