@@ -60,6 +60,10 @@ class Finding:
     exit_code: int = field(default=0, repr=False)
 
 
+def _fault(check: str, error: SottoError, advice: str = "") -> Finding:
+    return Finding(check, "error", str(error), advice, error.exit_code)
+
+
 def examine(config: Config, base: Path) -> list[Finding]:
     """Return the findings, in the order in which they should be mended. No fault makes it raise."""
     return asyncio.run(_examine(config, base))
@@ -75,7 +79,7 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
     try:
         security = load_credentials(config.security, base, config.own.name)
     except SecurityError as error:
-        found.append(Finding("certificate", "error", str(error), exit_code=error.exit_code))
+        found.append(_fault("certificate", error))
         return found
     found += _certificate(security)
     status = await _own_status(config, security)
@@ -89,7 +93,7 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
             try:
                 await listening.enter_async_context(_answer(config, security))
             except SottoError as error:
-                found.append(Finding("port", "error", str(error), exit_code=error.exit_code))
+                found.append(_fault("port", error))
         entries = [config.peers[peer] for peer in _neighbors(config, base)]
         known = newcomers(config, base, status or {}).values()
         entries += [each for each in known if each.name in (status or {}).get("links", {})]
@@ -105,7 +109,7 @@ def _configuration(config: Config, base: Path) -> Iterator[Finding]:
     try:
         findings = [*run_plan.validate_config(config, base), *run_plan.missing_here(config, base)]
     except SottoError as error:
-        yield Finding("configuration", "error", str(error), exit_code=error.exit_code)
+        yield _fault("configuration", error)
         return
     errors = [each for each in findings if each.level == "error"]
     for each in errors:
@@ -143,12 +147,16 @@ def _certificate(security: Access | None) -> Iterator[Finding]:
     left = security.identity.not_after - datetime.datetime.now(datetime.UTC)
     sentence = f"issued to {security.identity.name}, valid until {security.identity.not_after:%Y-%m-%d}"
     if left < datetime.timedelta(days=SOON_DAYS):
-        ask = f"`sotto init --join renewed --name {security.identity.name}`"
-        advice = f"renew it: {ask} here, then `sotto admin sign kits request.pem` where the cluster was created"
+        advice = f"renew it: {_renewal(security.identity.name)}"
         yield Finding("certificate", "warning", f"{sentence}, {left.days} days from now", advice)
     else:
         revoked = 0 if security.revoked is None else len(security.revoked)
         yield Finding("certificate", "ok", f"{sentence}; {revoked} certificates of this run are revoked")
+
+
+def _renewal(name: str) -> str:
+    ask = f"`sotto init --join renewed --name {name}` here"
+    return f"{ask}, then `sotto admin sign kits request.pem` where the cluster was created"
 
 
 async def _own_status(config: Config, security: Access | None) -> dict[str, Any] | None:
@@ -175,7 +183,7 @@ def _port(config: Config, status: dict[str, Any] | None, ended: str) -> Iterator
     try:
         host, port = split_address(config.peer.listen, key="peer.listen")
     except ConfigError as error:
-        yield Finding("port", "error", str(error), exit_code=error.exit_code)
+        yield _fault("port", error)
         return
     why = why_not_bound(host, port, key="peer.listen")
     if why is not None:
@@ -192,17 +200,13 @@ def _addresses(config: Config) -> Iterator[Finding]:
             try:
                 shutil.rmtree(make_socket_folder(), ignore_errors=True)
             except StateError as error:
-                yield Finding("address", "error", str(error), exit_code=error.exit_code)
+                yield _fault("address", error)
                 return
         yield Finding("address", "ok", f"other peers cannot dial this one (no advertise address); {where}")
     elif not config.peer.listen:
-        yield Finding(
-            "address",
-            "error",
-            f"other peers are told to dial {own.advertise}, but this peer accepts no connections",
-            "set peer.listen, or remove its advertise address on every device",
-            exit_code=ConfigError.exit_code,
-        )
+        sentence = f"other peers are told to dial {own.advertise}, but this peer accepts no connections"
+        advice = "set peer.listen, or remove its advertise address on every device"
+        yield _fault("address", ConfigError(sentence), advice)
     else:
         yield Finding("address", "ok", f"listens on {config.peer.listen}; other peers dial {own.advertise}")
 
@@ -225,13 +229,10 @@ async def _neighbor(
             entry.advertise, "probe", {"index": me}, name=entry.name, security=security, timeout_s=TIMEOUT_S
         )
     except SecurityError as error:
-        ask = f"`sotto init --join renewed --name {config.own.name}` here"
-        advice = (
-            f"get a valid certificate: {ask}, then `sotto admin sign kits request.pem` where the cluster was created"
-        )
-        return [Finding(entry.name, "error", str(error), advice, exit_code=error.exit_code)]
+        return [_fault(entry.name, error, f"get a valid certificate: {_renewal(config.own.name)}")]
     except RemoteError as error:
-        return [Finding(entry.name, "error", str(error), _advice(str(error)), exit_code=error.exit_code)]
+        advice = next(advice for words, advice in _ADVICE.items() if words in str(error))
+        return [_fault(entry.name, error, advice)]
     answered = time.time()
     versions[entry.name] = answer["software"].removeprefix("sottovoce ")
     return [
@@ -254,7 +255,7 @@ async def _full_packets(name: str, address: str) -> Finding | None:
         return None
     sentence = f"small packets reach {address}, but full ones get lost on the way"
     advice = "on both devices, lower the MTU of the interface that leads there, first to 1280 (docs/several-devices.md)"
-    return Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
+    return _fault(name, RemoteError(sentence), advice)
 
 
 async def _ends_connection(address: str, data: bytes) -> bool:
@@ -290,13 +291,8 @@ def _unreachable_neighbor(config: Config, entry: PeerAddress) -> Finding:
         return Finding(entry.name, "ok", f"neither it nor this peer can be dialled; relay {relay} connects the two")
     if not own.is_first:
         return Finding(entry.name, "ok", "neither it nor this peer can be dialled; this peer joins through another one")
-    return Finding(
-        entry.name,
-        "error",
-        "neither it nor this peer can be dialled",
-        "on every device, give one of the two an advertise address or a relay",
-        exit_code=ConfigError.exit_code,
-    )
+    advice = "on every device, give one of the two an advertise address or a relay"
+    return _fault(entry.name, ConfigError("neither it nor this peer can be dialled"), advice)
 
 
 async def _tcp_trouble(name: str, address: str, ended: str) -> Finding | None:
@@ -327,28 +323,26 @@ async def _tcp_trouble(name: str, address: str, ended: str) -> Finding | None:
         return None
     if is_private(host.strip("[]")) and not sentence.startswith("nobody"):
         advice += "; a private address is reached from its own network or VPN alone: elsewhere, give it a relay"
-    return Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
+    return _fault(name, RemoteError(sentence), advice)
 
 
-def _advice(sentence: str) -> str:
-    if OTHER_CA in sentence:
-        return "use folders that the same `sotto init cluster` wrote, and check the clocks"
-    if "made out to another name" in sentence:
-        return "check whether two folders were swapped, or the address belongs to another peer"
-    if "not accept our certificate" in sentence:
-        return "use the same security.mode and the same ca.pem on both, and see the log of that peer"
-    if "speak TLS" in sentence or "want TLS" in sentence:
-        return "set the same security.mode on both"
-    if "not a peer of this program" in sentence:
-        return "install the same release on both, and check that no other program uses that port"
-    return "see the log of that peer"
+_ADVICE = {
+    OTHER_CA: "use folders that the same `sotto init cluster` wrote, and check the clocks",
+    "made out to another name": "check whether two folders were swapped, or the address belongs to another peer",
+    "not accept our cert": "use the same security.mode and the same ca.pem on both, and see the log of that peer",
+    "speak TLS": "set the same security.mode on both",
+    "want TLS": "set the same security.mode on both",
+    "not a peer of this program": "install the same release on both, and check that no other program uses that port",
+    "": "see the log of that peer",
+}
+"""Words in a reason why a neighbour did not answer → a remedy; the first that are found count."""
 
 
 def _compare(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Finding]:
     lowest, highest = answer["protocol"]
     if highest < PROTOCOL_MIN or lowest > PROTOCOL_MAX:
         sentence = f"speaks protocol versions {lowest} to {highest}, but this peer {PROTOCOL_MIN} to {PROTOCOL_MAX}"
-        yield Finding(name, "error", sentence, "install the same release on both", exit_code=RemoteError.exit_code)
+        yield _fault(name, RemoteError(sentence), "install the same release on both")
     ours, theirs = config.run_digest().split("."), answer["job"].split(".")
     # What a training script sets when it joins is in no file.
     unknown = {"run", "training"} if config.training.task == OWN_LOOP else set()
@@ -359,12 +353,12 @@ def _compare(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Find
         advice = f"make {parts} equal on both; a peer refuses neighbours whose shared sections differ"
         found = "" if unknown else differing_settings(config.shared_settings(), answer.get("settings"))
         sentence = f"its configuration differs from ours in {parts}{found}"
-        yield Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
+        yield _fault(name, RemoteError(sentence), advice)
     elif answer.get("neighbor") is None and config.own.admitted:
         yield Finding(name, "ok", "does not know this peer yet; it will once this peer is started and joins")
     elif answer.get("neighbor") is None:
         sentence = "does not list this peer as a neighbour"
-        yield Finding(name, "error", sentence, "compare [graph] and [[peers]] on both", exit_code=RemoteError.exit_code)
+        yield _fault(name, RemoteError(sentence), "compare [graph] and [[peers]] on both")
 
 
 def _releases(versions: dict[str, str]) -> Iterator[Finding]:
@@ -409,7 +403,7 @@ def _way_back(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Fin
         if answer.get("link"):
             yield Finding(name, "warning", f"{sentence}; they are connected, since this peer dials as well", advice)
         else:
-            yield Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
+            yield _fault(name, RemoteError(sentence), advice)
     else:
         seen = answer["seen_as"]
         yield Finding(name, "ok", f"does not dial this peer; it sees connections from {seen.partition(':')[2] or seen}")
