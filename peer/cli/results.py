@@ -275,13 +275,10 @@ def compare(directories: tuple[Path, ...], output: Path | None, as_json: bool) -
 
     found = contenders([load_run(directory) for directory in directories])
     if output is not None:
-        from peer.files import write_whole
         from peer.report.compare_page import compare_page
+        from peer.report.page import write_page
 
-        try:
-            write_whole(output, compare_page(found))
-        except OSError as error:
-            raise StateError(f"{output}: cannot be written: {error.strerror}") from None
+        write_page(output, compare_page(found))
     if as_json:
         print_json(_as_json(found, output))
         return

@@ -174,7 +174,6 @@ class Cluster:
         self.processes: list[PeerProcess] = []
         self._stores: list[MetricsStore | None] = [None] * len(self.numbers)
         self._first_round: list[int | None] = [None] * len(self.numbers)
-        self._last_round = [-1] * len(self.numbers)
         self._seen = [PeerProgress(name=name) for name in self.names]
         self.central = MetricsStore(directory / "metrics.sqlite")
         """Figures over all peers: the averaged model's accuracy, the consensus distance."""
@@ -369,10 +368,9 @@ class Cluster:
                 return
             store = self._stores[index] = MetricsStore(path, read_only=True)
         seen = self._seen[index]
-        for record in store.rounds(after=self._last_round[index]):
+        for record in store.rounds(after=seen.round - 1):
             if self._first_round[index] is None:
                 self._first_round[index] = record.round
-            self._last_round[index] = record.round
             seen = seen.after(record)
         if not self.rounds:
             self._learn_length(index)

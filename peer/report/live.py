@@ -142,17 +142,14 @@ def _header(progress: Progress) -> RenderableType:
     ]
     if progress.virtual_s is not None:
         cells.append(Text(f"virtual {duration(progress.virtual_s)}", style="dim"))
-    remaining = _remaining_s(progress)
-    if remaining is not None:
+    if (remaining := _remaining_s(progress)) is not None:
         cells.append(Text(f"about {duration(remaining)} left", style="dim"))
     grid.add_row(*cells)
+    saved = f"{size(progress.payload_bytes)}, {times(progress.reduction)} saved"
     figures = [
         ("worst peer", _compared(progress, progress.worst_figure)),
         ("averaged", _compared(progress, progress.averaged_figure)),
-        (
-            "sent",
-            f"{size(progress.payload_bytes)}, {times(progress.reduction)} saved" if progress.payload_bytes else MISSING,
-        ),
+        ("sent", saved if progress.payload_bytes else MISSING),
     ]
     text = Text()
     for label, written in figures:

@@ -11,10 +11,13 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 import jinja2
 
 from peer import __version__
+from peer.errors import StateError
+from peer.files import write_whole
 from peer.report.blocks import Block, Section
 
 _UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|min|h|[kMG]?B)\b|%)|(?<= min) (?=\d\d)|(?<= h) (?=\d\d)")
@@ -37,6 +40,14 @@ def document(
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
+
+
+def write_page(file: Path, text: str) -> None:
+    """Write a page. Raises StateError."""
+    try:
+        write_whole(file, text)
+    except OSError as error:
+        raise StateError(f"{file}: cannot be written: {error.strerror}") from None
 
 
 def lay_out(block: Block) -> str:

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from peer.errors import StateError
-from peer.files import write_whole
 from peer.records import ACCURACY, Criterion
 from peer.report import blocks
 from peer.report.blocks import MOST_ROWS, Block, Drawing, Missing, Remark, Section, Table
 from peer.report.curves import MOST_PEERS, figure_charts, gone_peers, health_charts, loss_charts
 from peer.report.line_chart import Chart
 from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times, when
-from peer.report.page import document
+from peer.report.page import document, write_page
 from peer.report.run_data import RunData, load_run, mean
 from peer.report.summary_table import MAX_PEERS, chosen_precisions, precision_name
 from peer.report.whole_models import WHOLE_MODELS, equal_interval, reduction, references
@@ -31,11 +29,7 @@ def write_report(directory: Path, output: Path | None = None) -> Path:
     Raises StateError if the folder is no run folder or the file cannot be written.
     """
     output = output or directory / "report.html"
-    text = render(load_run(directory))
-    try:
-        write_whole(output, text)
-    except OSError as error:
-        raise StateError(f"{output}: cannot be written: {error.strerror}") from None
+    write_page(output, render(load_run(directory)))
     return output
 
 
