@@ -59,6 +59,7 @@ def model_card(config: Config, facts: CardFacts, files: Sequence[Path]) -> str:
         files=[file.name for file in files],
         figures=_figures(facts),
         is_script=training.task == OWN_LOOP,
+        is_int8=facts.is_int8,
         made=_made(config),
         messages=describe_messages(config),
         options=[f"{name} = {value}" for name, value in options.items()],
