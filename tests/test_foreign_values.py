@@ -25,6 +25,7 @@ OWN = {
     "simulate/workers.py": 1,
     "lab/sweep/folder.py": 2,
     "links/measure.py": 2,
+    "links/profiles.py": 1,
     "lab/study/race.py": 1,
     "lab/study/rival_cell.py": 1,
     "lab/study/rivals/training.py": 1,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from peer.errors import ConfigError
 
@@ -34,26 +36,9 @@ class Profile:
         return 2 * self.latency_ms
 
 
-def _symmetric(rate_kbit: float, latency_ms: float, source: str) -> Profile:
-    return Profile(up_kbit=rate_kbit, down_kbit=rate_kbit, latency_ms=latency_ms, source=source)
-
-
-_MONIQUA = "Moniqua, section 6"
-_TYPICAL = "typical of its kind"
-
+_FILE = Path(__file__).with_name("profiles.toml")
 PROFILES: Mapping[str, Profile] = {
-    "moniqua-200mbit-0.15ms": _symmetric(200_000, 0.15, _MONIQUA),
-    "moniqua-100mbit-0.15ms": _symmetric(100_000, 0.15, _MONIQUA),
-    "moniqua-100mbit-1ms": _symmetric(100_000, 1.0, _MONIQUA),
-    "moniqua-1mbit-1ms": _symmetric(1_000, 1.0, _MONIQUA),
-    "moniqua-asynchronous": _symmetric(20_000, 0.15, _MONIQUA),
-    "10mbit": _symmetric(10_000, 1.0, "between the paper's profiles"),
-    "3g": Profile(up_kbit=768, down_kbit=1_600, latency_ms=75, source=_TYPICAL),
-    "lte": Profile(up_kbit=5_000, down_kbit=12_000, latency_ms=35, source=_TYPICAL),
-    "dsl": Profile(up_kbit=1_000, down_kbit=16_000, latency_ms=15, source=_TYPICAL),
-    "satellite": Profile(up_kbit=3_000, down_kbit=25_000, latency_ms=300, queue_ms=1000, source=_TYPICAL),
-    "lossy-wifi": Profile(up_kbit=20_000, down_kbit=20_000, latency_ms=3, loss=0.01, source=_TYPICAL),
-    "unshaped": Profile(up_kbit=0, down_kbit=0, latency_ms=0, source="as fast as the machine"),
+    name: Profile(**fields) for name, fields in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
 }
 
 
