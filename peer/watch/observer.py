@@ -202,7 +202,7 @@ class Observer:
         indices = self._indices(answers)
         views = {member.index: self._view(member, indices, criterion) for member in self.members}
         for index, name in sorted((index, name) for name, index in indices.items() if index not in views):
-            views[index] = self._neighbor(index, name, answers, criterion)
+            views[index] = self._view(self._neighbor(index, name, answers), indices, criterion)
         return [self._heard(views[index], answers) for index in sorted(views)]
 
     def _indices(self, answers: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
@@ -213,7 +213,7 @@ class Observer:
         return indices
 
     def _view(self, member: Member, indices: Mapping[str, int], criterion: Criterion | None) -> PeerView:
-        """Return a peer that is asked."""
+        """Return a peer by its own answer, those of others and the figures that are known."""
         latest, answer = self.figures.latest.get(member.index, Latest()), member.answer
         has_begun = latest.round >= 0
         # For a connected peer, the reason why it cannot be asked matters.
@@ -269,19 +269,11 @@ class Observer:
                 return "starting"
         return "unreachable"
 
-    def _neighbor(
-        self, index: int, name: str, answers: Mapping[int, Mapping[str, Any]], criterion: Criterion | None
-    ) -> PeerView:
+    def _neighbor(self, index: int, name: str, answers: Mapping[int, Mapping[str, Any]]) -> Member:
         """Return a peer that is not asked itself, as others know it."""
-        found = standing.from_answers(name, answers.values())
-        latest = self.figures.latest.get(index, Latest())
-        return PeerView(
-            index=index,
-            name=printable(name),
-            state="unreachable" if found is None else found.state,
-            problem=None if found is None else printable(found.sentence),
-            figure=None if criterion is None else latest.figures.get(criterion.name),
-        )
+        own, found = self.members[0], standing.from_answers(name, answers.values())
+        problem = None if found is None else found.sentence
+        return replace(own, index=index, name=name, has_kit=False, answer=None, problem=problem, standing=found)
 
     def _heard(self, view: PeerView, answers: Mapping[int, Mapping[str, Any]]) -> PeerView:
         """Return a peer that does not answer as diverged, if others say that it is."""
