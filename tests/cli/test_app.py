@@ -29,10 +29,10 @@ ROOT = Path(__file__).parents[2]
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Make `sotto lab list graphs` raise `error`."""
 
-    def broken() -> list[dict[str, object]]:
+    def broken(what: str) -> list[dict[str, object]]:
         raise error
 
-    monkeypatch.setitem(listing._LISTS, "graphs", broken)
+    monkeypatch.setattr(listing, "_listed", broken)
 
 
 def all_errors(kind: type[errors.SottoError] = errors.SottoError) -> list[type[errors.SottoError]]:
