@@ -58,7 +58,9 @@ def run(
     # Imported once the configuration is known to be sound: torch takes most of the time of a start.
     with quick_imports(), telling(lambda: "loads its libraries", every_s=STARTING_S):
         from peer.daemon import process
+        from peer.train.memory import keep_freed
 
+    keep_freed()
     return process.run(config, base, lambda: load_peer(file, settings)[0])
 
 
@@ -73,6 +75,7 @@ def _run_script(
     with telling(lambda: "loads its libraries", every_s=STARTING_S):
         from peer.library.here import DEALS, FILE
         from peer.library.random_state import draw_alike
+        from peer.train.memory import keep_freed
         from peer.train.own_task import UserCode
 
         # The process that peers are forked from has left some of it out.
@@ -85,6 +88,7 @@ def _run_script(
         key, _, value = setting.partition("=")
         os.environ[ENVIRONMENT_PREFIX + key.strip().upper().replace(".", "__")] = value.strip()
     _draw_other_numbers()
+    keep_freed()
     sys.path.insert(0, str(script.folder))
     try:
         with UserCode("__main__", "script").runs():

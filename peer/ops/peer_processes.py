@@ -56,7 +56,8 @@ def peer_environment() -> dict[str, str]:
     """Return the environment of a peer process: what has to be set before Python starts."""
     environment = dict(os.environ)
     # One thread a process (bit identity, and N peers share the cores); keep freed memory instead of giving every
-    # large block back to the kernel and paying its page faults again in the next round.
+    # large block back to the kernel and paying its page faults again in the next round. One arena: a block of more than
+    # 64 MB fits into none but the first, and is mapped anew each time that a thread of another one asks for it.
     defaults = {
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
@@ -64,7 +65,7 @@ def peer_environment() -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": "1073741824",
         "MALLOC_TRIM_THRESHOLD_": "4294967296",
         "MALLOC_TOP_PAD_": "67108864",
-        "MALLOC_ARENA_MAX": "2",
+        "MALLOC_ARENA_MAX": "1",
         "GRPC_VERBOSITY": "ERROR",
         "PYTHONUNBUFFERED": "1",
     }

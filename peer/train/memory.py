@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 
 import torch
 
@@ -46,6 +47,21 @@ def own_memory_(model: torch.nn.Module, device: torch.device) -> None:
             own.copy_(tensor)
             assert own.data_ptr() % ALIGNMENT == 0
             tensor.data = own
+
+
+_MALLOC_SETTINGS = {-1: -1, -2: 64 << 20, -4: 0, -8: 1}
+"""M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX and M_ARENA_MAX of mallopt(3) → value: nothing is trimmed, no block is mapped
+by itself, and all threads share one heap. No other one holds blocks of more than 64 MB."""
+
+
+def keep_freed() -> None:
+    """Keep memory that this process frees for its next round, unless its environment says how to allocate: otherwise
+    each copy of a large model would pay for the faults of fresh pages, more than for the copy itself."""
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    with contextlib.suppress(AttributeError, OSError):
+        for setting, value in _MALLOC_SETTINGS.items():
+            ctypes.CDLL(None).mallopt(setting, value)
 
 
 def give_back_freed() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
+import pytest
 import torch
 from torch import nn
 
@@ -28,3 +33,31 @@ def test_tensors_of_a_model_get_memory_that_nothing_else_holds() -> None:
         assert each.data_ptr() % ALIGNMENT == 0
         assert torch.equal(each, before[name][1])
         assert each.untyped_storage().nbytes() == each.nbytes
+
+
+_FAULTS_OF_A_THREAD = """
+import resource
+import threading
+from peer.train.memory import keep_freed
+
+def faults():
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        b'x' * 100_000_000
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+keep_freed()
+thread = threading.Thread(target=faults)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("said", [{}, {"MALLOC_MMAP_THRESHOLD_": "65536"}])
+def test_large_memory_that_a_thread_freed_is_there_again_unless_the_environment_has_it_given_back(said: dict[str, str]):
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    ran = subprocess.run(
+        [sys.executable, "-c", _FAULTS_OF_A_THREAD], env={**plain, **said}, check=True, capture_output=True, text=True
+    )
+    *_, again = map(int, ran.stdout.split())
+    assert (again > 1000) == bool(said)
