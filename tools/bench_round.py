@@ -18,6 +18,8 @@ covers what happens now and then, such as checkpoints. The stages of a round:
     algorithm    what is computed before a message is sent, compression aside
     compress     from the difference (or the model) to payloads
     encode       from payloads to the bytes of a frame
+    journal      what a crash must not undo, with the digests by which a replay is checked
+    chunks       from frames to envelopes, and from envelopes to frames
     decode       from the bytes of a frame to payloads
     apply        what is computed with the messages of the neighbours
     record       health figures, the guard against divergence, the row of the metrics
@@ -54,7 +56,7 @@ from peer.lab.study.checkout import commit
 
 ROOT = Path(__file__).resolve().parent.parent
 
-STAGES = ("train", "algorithm", "compress", "encode", "decode", "apply", "record", "save")
+STAGES = ("train", "algorithm", "compress", "encode", "journal", "chunks", "decode", "apply", "record", "save")
 
 BUDGET_MS = {270_000: 10.0, 11_000_000: 150.0}
 """CPU milliseconds a round and peer, training excluded, that the compressed differences may take."""
@@ -134,10 +136,14 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
     from peer.config import options as config
     from peer.gossip import mixing
     from peer.net import tcp_info
+    from peer.net.inbox import Inbox
+    from peer.net.outbox import Outbox
     from peer.node import divergence_guard
     from peer.node.participant import Participant
+    from peer.node.recorded_peer import RecordedPeer
     from peer.records import RoundRecord
     from peer.state.checkpoints import Checkpoints
+    from peer.state.journal import Checked, Journal
     from peer.state.metrics import MetricsStore
 
     loaded = config.load(config_file, environment={})
@@ -153,6 +159,11 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
         (wire, "encode", "encode"),
         (wire, "payload_bytes", "encode"),
         (wire, "entropy_bound_bits", "encode"),
+        (RecordedPeer, "digest", "journal"),
+        (Checked, "of", "journal"),
+        (Journal, "append", "journal"),
+        (Outbox, "next_envelope", "chunks"),
+        (Inbox, "open", "chunks"),
         (wire, "decode", "decode"),
         (Participant, "receive", "apply"),
         (algorithm, "advance", "apply"),
