@@ -28,6 +28,8 @@ MEANING = 5
 SETTINGS = 5
 """The first version whose peers tell the options that their configurations set, so that a difference is named."""
 
+FULL_WIDTH = 5
+"""The first version whose peers repeat a round that was written in full width by their own choice."""
 SNAPSHOT = 5
 """The first version whose peers can restore a script's state at the beginning of the round that they had journaled."""
 

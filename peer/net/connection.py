@@ -119,6 +119,12 @@ class Connection:
         self._meter.update(self._counters)
         return self._counters
 
+    @property
+    def delivered_bytes_per_s(self) -> int:
+        """How fast frames get through, as the kernel measures it; 0 where it is not known."""
+        self._meter.update(self._counters)
+        return self._meter.delivered_bytes_per_s
+
     def end(self, kind: pb.Close.Kind, reason: str) -> None:
         """Tell the neighbour why, and end the connection soon; the first reason stays.
 
@@ -301,6 +307,11 @@ class SocketMeter:
         self._socket, self._relayed = socket, relayed
         self._tcp = None if socket is None else socket.counters()
         self._relayed_before = relayed() or (0, 0)
+
+    @property
+    def delivered_bytes_per_s(self) -> int:
+        """See `TcpCounters`; that of the last `update`."""
+        return 0 if self._tcp is None else self._tcp.delivered_bytes_per_s
 
     def update(self, counters: LinkCounters) -> None:
         """Bring the counters of the socket up to date; those of a closed one keep their last values."""

@@ -41,6 +41,8 @@ class TcpCounters:
     bytes_retransmitted: int
     segments_sent: int
     segments_received: int
+    delivered_bytes_per_s: int
+    """Rate at which the other end has confirmed bytes lately, while there was something to send; 0 before."""
     header_bytes: int
     """TCP and IP headers of one segment (SYN options aside)."""
 
@@ -72,12 +74,13 @@ class Connection:
             return None
         ip_header = 40 if ":" in self.remote[0] else 20
         # struct tcp_info of linux/tcp.h: tcpi_options at 5, tcpi_bytes_received at 128, tcpi_segs_out and _in at 136,
-        # tcpi_bytes_sent and _retrans at 200.
+        # tcpi_delivery_rate at 160, tcpi_bytes_sent and _retrans at 200.
         (received,) = struct.unpack_from("=Q", info, 128)
         segments_out, segments_in = struct.unpack_from("=II", info, 136)
+        (rate,) = struct.unpack_from("=Q", info, 160)
         sent, retransmitted = struct.unpack_from("=QQ", info, 200)
         tcp_header = 32 if info[5] & _TIMESTAMPS else 20
-        return TcpCounters(sent, received, retransmitted, segments_out, segments_in, ip_header + tcp_header)
+        return TcpCounters(sent, received, retransmitted, segments_out, segments_in, rate, ip_header + tcp_header)
 
     def _is_there(self) -> bool:
         addresses = _address(self.descriptor, "getsockname"), _address(self.descriptor, "getpeername")

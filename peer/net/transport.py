@@ -286,6 +286,11 @@ class Transport:
         """Return the traffic of the link to a neighbour so far."""
         return self._links.counters(peer)
 
+    def delivered_bytes_per_s(self, peer: int) -> int:
+        """Return how fast frames get to a neighbour, as the kernel measures it; 0 where that is not known."""
+        connection = self._links.connection(peer)
+        return 0 if connection is None else connection.delivered_bytes_per_s
+
     def relayed(self, peer: int) -> tuple[int, int] | None:
         """Return the bytes that went to and came from a neighbour through a relay; None where none ever did."""
         neighbor = self._links.neighbors.get(peer)

@@ -41,8 +41,9 @@ from peer.node.recorded_peer import RecordedPeer
 from peer.node.repair_budget import RepairBudget
 from peer.node.replay import Replay
 from peer.node.told import ToldParts
-from peer.protocol import EQUALITY, OLDEST
+from peer.protocol import EQUALITY, FULL_WIDTH, OLDEST
 from peer.rate_limits import Allowances
+from peer.state import journal
 from peer.state.checkpoints import Checkpoint
 from peer.state.journal import Announced, Begun, Checked, Lost, Receipt, Received, Record, Sent, Signed, TimedOut
 from peer.wire.message import Message, MessageKind
@@ -75,6 +76,9 @@ class DurablePeer:
         self.links = self._peer.links
         self.left_out: frozenset[int] = frozenset()
         """Receivers that got no weight in the last round, because they had not confirmed anything for long."""
+        self.in_full_width = False
+        """Whether the coming rounds are written without entropy coding, whatever the configuration says. Only without a
+        budget, and once all members speak `FULL_WIDTH`."""
         self._repeatable, self._protocol_of = repeatable, protocol_of
         self._has_script_steps = False
         """Whether the journal since the checkpoint leaves steps out that a training script is to repeat."""
@@ -172,13 +176,14 @@ class DurablePeer:
     def begin(self, now: float) -> Effects:
         """Start the exchange of the round with the result of `step`. Raises StateError if the disk refuses."""
         budget = self.participant.budget
-        variant = None if budget is None else budget.variant
+        variant = budget.variant if budget is not None else journal.FULL_WIDTH if self.in_full_width else None
         self.left_out = self.participant.session.silent_receivers(self.links.receipts_of, now)
         record = Begun(now, self.participant.round, variant, tuple(sorted(self.left_out)))
         # Journaled after it is done, in one write with the frames: nothing that depends on it has left by then, and a
         # crash in between only means that the local step is done again.
         stepped = self.participant.recorded_step()
-        self.disk_state.pin(max((each.needs for each in stepped), default=OLDEST))
+        needs = [each.needs for each in stepped]
+        self.disk_state.pin(max([FULL_WIDTH if variant == journal.FULL_WIDTH else OLDEST, *needs]))
         self._has_script_steps |= any(each.is_repeated for each in stepped)
         effects = self._journaled(self._peer.begin(record), *stepped, record, always=True)
         return self._with_repairs(effects, now) if self._forgotten else effects

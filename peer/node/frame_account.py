@@ -64,7 +64,7 @@ class FrameAccount:
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`packed`: see `wire.encode`. The two clocks only fill the record of times."""
-        self._layout, self._packed = layout, packed
+        self._layout, self.packed = layout, packed
         self._cpu_clock, self.stopwatch = cpu_clock, stopwatch
         self._cpu_mark = cpu_clock()
         self._figures = _Figures()
@@ -142,7 +142,7 @@ class FrameAccount:
         return replace(record, **{name: getattr(record, name) + figure for name, figure in figures.items()})
 
     def _encode(self, receiver: int, message: Message, before: Message | None, *, takes_entropy: bool) -> OutgoingFrame:
-        frame = wire.encode(message, self._layout, previous=before, packed=self._packed)
+        frame = wire.encode(message, self._layout, previous=before, packed=self.packed)
         return OutgoingFrame(
             receiver=receiver,
             frame=frame,

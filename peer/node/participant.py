@@ -177,9 +177,11 @@ class Participant:
             return ()
         return (self.local_steps.recorded(self.session.round),)
 
-    def begin(self, now: float, left_out: frozenset[int] = frozenset()) -> Effects:
-        """Start the exchange of the round with the result of `step`. `left_out`: receivers that get no weight."""
+    def begin(self, now: float, left_out: frozenset[int] = frozenset(), *, in_full_width: bool = False) -> Effects:
+        """Start the exchange of the round with the result of `step`. `left_out`: receivers that get no weight.
+        `in_full_width`: write its messages without entropy coding."""
         with self._account.gossiping():
+            self._account.packed = in_full_width or self.algorithm.node.packed
             gradient = np.zeros_like(self.algorithm.x) if self._step is None else self._step.gradient
             self._loss, self._step, t = None if self._step is None else self._step.loss, None, self.session.round
             # Before anything is sent: a peer whose frames are refused cannot tell anybody why it ends.

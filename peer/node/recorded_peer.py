@@ -16,7 +16,7 @@ from peer.node.held_frames import EarlyFrames, WaitingFrames
 from peer.node.links import Links
 from peer.node.participant import Participant
 from peer.node.told import ToldParts
-from peer.state.journal import Announced, Begun, Lost, Received, TimedOut
+from peer.state.journal import FULL_WIDTH, Announced, Begun, Lost, Received, TimedOut
 from peer.wire.message import Message
 
 
@@ -32,7 +32,10 @@ class RecordedPeer:
 
     def begin(self, record: Begun) -> Effects:
         """Do the exchange of a round whose local step is done."""
-        return self._counted(self.participant.begin(record.now, frozenset(record.left_out)))
+        in_full_width = record.variant == FULL_WIDTH
+        return self._counted(
+            self.participant.begin(record.now, frozenset(record.left_out), in_full_width=in_full_width)
+        )
 
     def time_out(self, record: TimedOut) -> Effects:
         """Go on without late neighbours, if it is time."""

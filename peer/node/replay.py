@@ -20,6 +20,7 @@ from peer.node.disk_state import OnRound, PeerRecovery
 from peer.node.local_steps import LocalSteps, RecordedSteps
 from peer.node.recorded_peer import RecordedPeer
 from peer.state.journal import (
+    FULL_WIDTH,
     Announced,
     Begun,
     Checked,
@@ -97,7 +98,7 @@ class Replay:
     def _begin(self, name: str, record: Begun, following: Sequence[Record]) -> Effects:
         if record.round != self._participant.round:
             raise gives_other_bits(name, f"round {self._participant.round}, not {record.round}")
-        if record.variant is not None:
+        if record.variant not in (None, FULL_WIDTH):
             self._participant.ready(record.now)
             self._participant.use_variant(record.variant)
         self._participant.step()

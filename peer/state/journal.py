@@ -67,6 +67,10 @@ class Received:
     frame: bytes
 
 
+FULL_WIDTH = 1 << 30
+"""In the place of a variant, of which there are fewer."""
+
+
 @dataclass(frozen=True)
 class Begun:
     """The local step of a round was done and its exchange began."""
@@ -75,7 +79,8 @@ class Begun:
     now: float
     round: int
     variant: int | None = None
-    """Variant of the compressor that a bandwidth budget chose; None without one."""
+    """Variant of the compressor that a bandwidth budget chose; None without one. `FULL_WIDTH`: the peer wrote the
+    round's frames without entropy coding, by its own choice."""
     left_out: tuple[int, ...] = ()
     """Receivers that could not be reached and got no weight, ascending."""
 

@@ -136,6 +136,7 @@ def test_a_different_job_has_a_different_digest(override: str) -> None:
     [
         "peer.listen=127.0.0.1:9",
         "peer.slow_down=3",
+        "compressor.coding=entropy",
         "security.mode=insecure",
         "state.directory=elsewhere",
         "data.directory=/data",

@@ -31,6 +31,7 @@ def test_the_kernel_counts_what_was_sent(host: str) -> None:
         assert (counters.bytes_sent, counters.bytes_received) == (10_000, 6)
         headers = counters.segments_sent * counters.header_bytes
         assert counters.packet_bytes_sent == 10_000 + headers
+        assert counters.delivered_bytes_per_s > 0
         assert counters.header_bytes == (40 if ":" in host else 20) + 32
         caller.sendall(b"asking took nothing away")
         assert answerer.recv(100) == b"asking took nothing away"

@@ -11,6 +11,7 @@ from peer.errors import RemoteProtocolError, StateBehind, StateError
 from peer.gossip.late_neighbors import LatePolicy
 from peer.node.durable import DurablePeer
 from peer.node.held_frames import EarlyFrames
+from peer.protocol import FULL_WIDTH
 from peer.records import RoundRecord
 from peer.wire import Message
 from peer.wire.message import MessageKind
@@ -267,6 +268,18 @@ def test_a_journal_holds_own_frames_only_where_they_cannot_be_made_again(repeata
     journal = world.disks[1].read("journal-00000000.log")
     assert under_way
     assert all((frame in journal) != repeatable for frame in under_way)
+
+
+def test_rounds_in_full_width_are_repeated_in_full_width() -> None:
+    world = turns(World("d-psgd", save_every=20, lag=lambda sender, number: 2), 2)
+    for peer in world.peers.values():
+        peer.in_full_width = True
+    take_turns(world, 6)
+    repeated = world.make(1)
+    repeated.open()
+    assert repeated.participant.algorithm.x.tobytes() == world.models()[1]
+    # The release before does not know the number that stands for it.
+    assert repeated.disk_state.protocol == FULL_WIDTH
 
 
 def test_a_state_that_relies_on_repeatable_arithmetic_is_refused_where_there_is_none() -> None:

@@ -46,7 +46,7 @@ def test_theta_by_theorem_2_knows_how_far_the_learning_rate_fell() -> None:
         assert algorithm.metrics().theta == pytest.approx(theorem_2(rate, 2.0, 5, rho, decay=decay)), t
 
 
-@pytest.mark.parametrize(("coding", "packed"), [("entropy", False), ("packed", True)])
+@pytest.mark.parametrize(("coding", "packed"), [("auto", False), ("entropy", False), ("packed", True)])
 def test_all_peers_of_a_run_write_frames_alike(coding: str, packed: bool) -> None:
     config = load(environment={}, overrides=[f"compressor.coding={coding}"])
     setup = RunSetup.open(config, Path(), num_peers=3)
