@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from peer import compress, gossip
-from peer.compress.bound import BoundedCompressor
+from peer.compress.base import Compressor
 from peer.compress.payload import FloatArray
 from peer.errors import SecurityError
 from peer.gossip.base import AlgorithmSpec, NodeContext
@@ -61,7 +61,7 @@ def graph(kind: str, num_members: int, doubly: bool) -> Schedule:
     return build_schedule(num_members, kind, doubly=doubly)
 
 
-def compressor_of(spec: AlgorithmSpec, *, bits: int = 7, verified: bool = True) -> BoundedCompressor:
+def compressor_of(spec: AlgorithmSpec, *, bits: int = 7, verified: bool = True) -> Compressor:
     """Return a compressor that an algorithm may run with; `bits` of levels without bias."""
     if spec.modulo:
         return compress.build("modulo", bits=8, verified=verified)

@@ -53,8 +53,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from peer.compress.base import Draws
-from peer.compress.bound import ErrorBound
+from peer.compress.base import Draws, ErrorBound
 from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import Dense, FloatArray, Sparse, ValueType
 

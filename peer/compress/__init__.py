@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Any
 
-from peer.compress.bound import BoundedCompressor
+from peer.compress.base import Compressor
 from peer.compress.float_types import type_named
 from peer.compress.grid import Grid
 from peer.compress.modulo import Modulo
@@ -30,7 +30,7 @@ COMPRESSORS: dict[str, _Class] = {
 """Every compressor by its name."""
 
 
-def build(kind: str, **settings: Any) -> BoundedCompressor:
+def build(kind: str, **settings: Any) -> Compressor:
     """Return the compressor of that name. Raises ValueError, naming the setting and its valid values.
 
     `value_type` and `rounding` may be given by their names in lower case.
@@ -47,7 +47,7 @@ def build(kind: str, **settings: Any) -> BoundedCompressor:
             raise ValueError(f"the compressor {kind} needs the setting {name!r}")
     make: Any = COMPRESSORS[kind]
     try:
-        compressor: BoundedCompressor = make(**{name: _named(kind, name, value) for name, value in settings.items()})
+        compressor: Compressor = make(**{name: _named(kind, name, value) for name, value in settings.items()})
         return compressor
     except ValueError as error:
         raise ValueError(f"compressor {kind}: {error}") from None

@@ -1,10 +1,11 @@
-"""The contract between algorithms and compressors, and the layer-by-layer driver of both."""
+"""The contract between algorithms and compressors, the draws and error bounds in it, and the layer-by-layer driver of
+both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache
-from typing import Protocol, cast, runtime_checkable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from peer.compress.columns import Columns
 from peer.compress.float_types import own_type
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, FloatArray, LayerPayload, Payload
+from peer.random import PeerDraws, Stream
 
 
 class Draws(Protocol):
@@ -31,9 +33,37 @@ class Draws(Protocol):
         ...
 
 
+def own_uniforms(draws: Draws, layer: int, v: FloatArray) -> FloatArray | Stream:
+    """Return the peer's own uniforms for `v`: the stream in production, from which a kernel draws in place, recorded
+    numbers in replay."""
+    return draws.own_stream(layer) if isinstance(draws, PeerDraws) else draws.own(layer, v.size, v.dtype)
+
+
+def shared_uniforms(draws: Draws, layer: int, v: FloatArray) -> FloatArray | Stream:
+    """Return the uniforms for `v` that all peers share."""
+    return draws.shared_stream(layer) if isinstance(draws, PeerDraws) else draws.shared(layer, v.size, v.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorBound:
+    """Bounds on C(v) − v for one layer, as the papers' theorems need them; None if there is none of that kind."""
+
+    contraction: float | None = None
+    """δ in E‖C(v) − v‖² ≤ (1 − δ) ‖v‖² for every v; CHOCO and error feedback need δ > 0."""
+    variance: float | None = None
+    """ω in E‖C(v) − v‖² ≤ ω ‖v‖² for an unbiased C; DCD and ECD need it."""
+    absolute: float | None = None
+    """The largest error of any one coordinate, for any v."""
+
+
 class Compressor(Protocol):
     """Compresses one layer. A value: it holds settings only; anything that changes from round to round is an argument
-    (θ) or a draw."""
+    (θ) or a draw.
+
+    One that is faster on all layers of a vector than on each has a method `compress_all(v, layout, draws)`, which
+    returns the payloads that `compress` returns for every layer, to the bit, as `Columns`, or None to be asked for
+    each.
+    """
 
     @property
     def kind(self) -> str:
@@ -54,20 +84,14 @@ class Compressor(Protocol):
         """Return the payload of one layer. `v: float32[n]` or `float64[n]`, finite; it is not changed."""
         ...
 
-
-@runtime_checkable
-class AllAtOnce(Protocol):
-    """A compressor that is faster on all layers of a vector than on each."""
-
-    def compress_all(self, v: FloatArray, layout: Layout, draws: Draws) -> Columns | None:
-        """Return the payloads that `compress` returns for every layer, to the bit, or None to be asked for each."""
+    def bits_per_value(self, size: int) -> float:
+        """Return the nominal bits that one of `size` coordinates of a float32 vector costs, before entropy coding and
+        headers. Scales are left out; indices count with their bound log2 C(size, k)."""
         ...
 
-
-@cache
-def _is_all_at_once(kind: type) -> bool:
-    """Return whether a class is an `AllAtOnce`. Cached, since the check takes longer than compressing a small model."""
-    return issubclass(kind, AllAtOnce)
+    def error_bound(self, size: int) -> ErrorBound:
+        """Return the bounds for a layer of `size` numbers, rounding of the float type left aside."""
+        ...
 
 
 def compress_layers(
@@ -79,8 +103,9 @@ def compress_layers(
     Layers of fewer than `whole_below` numbers are sent whole, in the float type of `v`: norm parameters and biases cost
     little and suffer most. Their cost is counted like any other.
     """
-    if isinstance(v, np.ndarray) and whole_below == 0 and _is_all_at_once(type(compressor)):
-        payload = cast(AllAtOnce, compressor).compress_all(v, layout, draws)
+    compress_all: Callable[..., Columns | None] | None = getattr(compressor, "compress_all", None)
+    if isinstance(v, np.ndarray) and whole_below == 0 and compress_all is not None:
+        payload = compress_all(v, layout, draws)
         if payload is not None:
             return payload
     layers = (v[part] for part in layout.slices) if isinstance(v, np.ndarray) else v

@@ -7,14 +7,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from peer.compress.base import Draws
-from peer.compress.bound import ErrorBound
+from peer.compress.base import Draws, ErrorBound, own_uniforms
 from peer.compress.float_types import own_type
 from peer.compress.levels import code_type, grid_multiples
 from peer.compress.norms import require_finite
 from peer.compress.payload import Dense, FloatArray, Levels
 from peer.compress.settings import BY_ALGORITHM, require_positive, require_whole
-from peer.compress.sources import own_uniforms
 
 
 @dataclass(frozen=True, kw_only=True)

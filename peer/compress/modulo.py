@@ -31,8 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from peer.compress.base import Draws
-from peer.compress.bound import ErrorBound
+from peer.compress.base import Draws, ErrorBound, shared_uniforms
 from peer.compress.columns import RESIDUES, Columns
 from peer.compress.layout import Layout
 from peer.compress.levels import CodeArray, Uniforms, code_type, drawn_from, kernel_source
@@ -40,7 +39,6 @@ from peer.compress.magnitude import max_magnitude
 from peer.compress.norms import NotFiniteError, not_finite
 from peer.compress.payload import FloatArray, MoreBits, Payload, Residues, Rounding, WholeIntegers
 from peer.compress.settings import BY_ALGORITHM, require_flag, require_positive, require_whole
-from peer.compress.sources import shared_uniforms
 from peer.errors import LOWER_RATE, DivergenceError, RemoteProtocolError
 from peer.native import lib, pointer
 from peer.random import PeerDraws

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from peer.compress.base import Draws
-from peer.compress.bound import ErrorBound
+from peer.compress.base import Draws, ErrorBound
 from peer.compress.columns import DENSE, Columns
 from peer.compress.float_types import BITS, RELATIVE_ERROR, own_type, rounded
 from peer.compress.layout import Layout

@@ -8,15 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from peer.compress.base import Draws
-from peer.compress.bound import ErrorBound
+from peer.compress.base import Draws, ErrorBound, own_uniforms
 from peer.compress.columns import LEVELS, Columns
 from peer.compress.layout import Layout
 from peer.compress.levels import checked_scale, stochastic_codes, stochastic_codes_of_each
 from peer.compress.norms import sum_of_squares, sums_of_squares
 from peer.compress.payload import FloatArray, Levels
 from peer.compress.settings import require_flag, require_whole
-from peer.compress.sources import own_uniforms
 from peer.random import PeerDraws
 
 

@@ -7,14 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from peer.compress.base import Draws
-from peer.compress.bound import ErrorBound
+from peer.compress.base import Draws, ErrorBound, own_uniforms
 from peer.compress.kept_values import KeptValues
 from peer.compress.norms import require_finite
 from peer.compress.payload import FloatArray, Sparse, ValueType
 from peer.compress.selection import count_of, smallest_words
 from peer.compress.settings import require_flag
-from peer.compress.sources import own_uniforms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from peer.compress.base import Draws
-from peer.compress.bound import ErrorBound
+from peer.compress.base import Draws, ErrorBound
 from peer.compress.levels import checked_scale
 from peer.compress.norms import sum_of_magnitudes
 from peer.compress.payload import FloatArray, Levels

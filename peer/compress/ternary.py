@@ -6,12 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from peer.compress.base import Draws
-from peer.compress.bound import ErrorBound
+from peer.compress.base import Draws, ErrorBound, own_uniforms
 from peer.compress.levels import checked_scale, stochastic_codes
 from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import FloatArray, Levels
-from peer.compress.sources import own_uniforms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from peer.compress.base import Draws
-from peer.compress.bound import ErrorBound
+from peer.compress.base import Draws, ErrorBound
 from peer.compress.columns import DENSE, LEVELS, SPARSE, Columns
 from peer.compress.float_types import rounded
 from peer.compress.kept_values import KeptValues

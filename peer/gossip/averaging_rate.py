@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from peer.compress.bound import BoundedCompressor
+from peer.compress.base import Compressor
 from peer.compress.kept_values import KeptValues
 from peer.compress.modulo import Modulo
 from peer.gossip.base import AlgorithmSpec, Memory
 from peer.gossip.theta import resting_rate
 
 
-def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, layout_size: int = 10_000) -> float:
+def default_averaging_rate(spec: AlgorithmSpec, compressor: Compressor, layout_size: int = 10_000) -> float:
     """Return a rate η that is known to be robust for the pair.
 
     Exact averaging takes 1, D² ½ (its smallest eigenvalue). With replicas the rate is about 2.5 times the part that the

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress.bound import BoundedCompressor
+from peer.compress.base import Compressor
 from peer.compress.layout import Layout
 from peer.compress.modulo import Modulo
 from peer.compress.qsgd import Qsgd
@@ -59,14 +59,14 @@ VARIANTS_PER_HALVING = 8
 """Neighbouring fractions differ by 9 %."""
 
 
-def variants_of(compressor: BoundedCompressor) -> tuple[BoundedCompressor, ...]:
+def variants_of(compressor: Compressor) -> tuple[Compressor, ...]:
     """Return the compressor and its smaller variants, largest first; the compressor alone if it has none."""
     if isinstance(compressor, TopK | RandomK):
         steps = round(-VARIANTS_PER_HALVING * float(np.log2(LEAST_FRACTION)))
         fractions = [compressor.fraction * 2.0 ** (-step / VARIANTS_PER_HALVING) for step in range(steps + 1)]
         return tuple(replace(compressor, fraction=fraction) for fraction in fractions)
     if isinstance(compressor, Qsgd | Modulo):
-        found: list[BoundedCompressor] = []
+        found: list[Compressor] = []
         for bits in range(compressor.bits, 0, -1):
             try:
                 found.append(replace(compressor, bits=bits))
@@ -76,7 +76,7 @@ def variants_of(compressor: BoundedCompressor) -> tuple[BoundedCompressor, ...]:
     return (compressor,)
 
 
-def nominal_bits(compressor: BoundedCompressor, layout: Layout, whole_below: int = 0) -> float:
+def nominal_bits(compressor: Compressor, layout: Layout, whole_below: int = 0) -> float:
     """Return the approximate bits of a message, headers and entropy coding left out, for comparing variants."""
     return sum(32.0 * size if size < whole_below else size * compressor.bits_per_value(size) for size in layout.sizes)
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import numpy as np
 
 from peer.compress.base import Compressor
-from peer.compress.bound import BoundedCompressor
 from peer.compress.norms import sum_of_squares
 from peer.compress.payload import Dense, num_values
 from peer.errors import RemoteProtocolError
@@ -234,7 +233,7 @@ def spread_of(spec: AlgorithmSpec, compressors: Iterable[Compressor], sizes: Ite
     if not spec.compresses or spec.modulo:
         return 1.0
     largest = max(sizes)
-    bounds = [cast(BoundedCompressor, compressor).error_bound(largest) for compressor in compressors]
+    bounds = [compressor.error_bound(largest) for compressor in compressors]
     if spec.memory is Memory.ERRORS:
         least = min(bound.contraction or 1.0 for bound in bounds)
         return 2.0 * math.sqrt((2.0 - least) / least)

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from peer.compress.base import Compressor
-from peer.compress.bound import ErrorBound
+from peer.compress.base import Compressor, ErrorBound
 from peer.compress.modulo import delta, modulus
 from peer.compress.payload import Rounding
 from peer.gossip.base import AlgorithmSpec, GraphNeed, Memory

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from peer import compress, gossip
-from peer.compress.bound import BoundedCompressor
+from peer.compress.base import Compressor
 from peer.config.options import OWN_LOOP, VOTE, Config, TrainingOptions
 from peer.errors import ConfigError, why_not_utf8
 from peer.files import instead_of, missing_module
@@ -46,7 +46,7 @@ def algorithm_spec(config: Config) -> AlgorithmSpec:
     return gossip.ALGORITHMS[name].spec
 
 
-def build_compressor(config: Config) -> BoundedCompressor:
+def build_compressor(config: Config) -> Compressor:
     """Return the configured compressor; `none` where the algorithm sends in full precision anyway."""
     options, spec = config.compressor, algorithm_spec(config)
     if not spec.compresses:
@@ -142,7 +142,7 @@ def first_theta(config: Config) -> float:
     return _CLOSE_THETA if config.algorithm.theta == "verified" else _LOOSE_THETA
 
 
-def averaging_rate(config: Config, compressor: BoundedCompressor | None = None) -> float:
+def averaging_rate(config: Config, compressor: Compressor | None = None) -> float:
     """Return the configured η, or the default for algorithm and compressor.
 
     With a bandwidth budget the default suits the smallest messages that it may choose: both ends of a link have to
@@ -172,7 +172,7 @@ def drift_gain(config: Config, schedule: Schedule | ViewSchedule, rate: float) -
     return default_gain(rate, schedule.spectral_gap) if asked == "auto" else asked
 
 
-def budget_variants(config: Config, schedule: Schedule) -> tuple[BoundedCompressor, ...]:
+def budget_variants(config: Config, schedule: Schedule) -> tuple[Compressor, ...]:
     """Return the compressor and the smaller variants for a bandwidth budget: those to which the rules of algorithm,
     averaging rate and graph have no objection that they do not have to the compressor itself."""
     variants = _reachable_variants(config, build_compressor(config))
@@ -184,7 +184,7 @@ def budget_variants(config: Config, schedule: Schedule) -> tuple[BoundedCompress
     return variants
 
 
-def _reachable_variants(config: Config, compressor: BoundedCompressor) -> tuple[BoundedCompressor, ...]:
+def _reachable_variants(config: Config, compressor: Compressor) -> tuple[Compressor, ...]:
     """Return the variants whose default averaging rate is not too far below that of the compressor."""
     if config.compressor.budget_kbytes_per_s is None:
         return (compressor,)
@@ -218,7 +218,7 @@ def describe_messages(config: Config) -> str:
     return describe_compressor(build_compressor(config)) if spec.compresses else "none (full precision)"
 
 
-def describe_compressor(compressor: BoundedCompressor) -> str:
+def describe_compressor(compressor: Compressor) -> str:
     """Return the compressor with its settings in a few words, such as "top_k 2 % 4 bits"."""
     words = [compressor.kind]
     for name in compress.settings_of(compressor.kind):
@@ -526,12 +526,12 @@ def _budget_findings(config: Config, schedule: Schedule) -> Iterator[validate.Ob
         yield validate.Objection("warning", key, sentence)
 
 
-def check_rules(config: Config, schedule: Schedule, compressor: BoundedCompressor) -> list[validate.Objection]:
+def check_rules(config: Config, schedule: Schedule, compressor: Compressor) -> list[validate.Objection]:
     """Return the theory's findings against this graph and compressor."""
     return validate.check(_plan_of(config, schedule, compressor))
 
 
-def _plan_of(config: Config, schedule: Schedule, compressor: BoundedCompressor) -> validate.RuleInput:
+def _plan_of(config: Config, schedule: Schedule, compressor: Compressor) -> validate.RuleInput:
     """Return the input of the rules. The displacement of a user's own loop stands for one step of rate 1, however it
     came about."""
     training = config.training

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer import gossip
-from peer.compress.bound import BoundedCompressor
+from peer.compress.base import Compressor
 from peer.compress.layout import Layout
 from peer.compress.modulo import Modulo
 from peer.compress.payload import FloatArray
@@ -127,7 +127,7 @@ class RunSetup:
     manifest: Manifest | OwnSamples
     schedule: Schedule
     """Schedule of the members with which the run starts."""
-    compressor: BoundedCompressor
+    compressor: Compressor
     averaging_rate: float
     """η, the part of the way that a round moves a model towards those of its neighbours."""
     first_theta: float
@@ -228,7 +228,7 @@ class RunSetup:
         return "float32" if self._task is None else precision_of(self._task, self.training)
 
     @cached_property
-    def variants(self) -> tuple[BoundedCompressor, ...]:
+    def variants(self) -> tuple[Compressor, ...]:
         """The compressor and its smaller variants for the bandwidth budget."""
         return budget_variants(self.config, self.schedule)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from peer.compress import build
-from peer.compress.bound import BoundedCompressor
+from peer.compress.base import Compressor
 from peer.compress.layout import Layout
 from peer.compress.payload import Rounding
 from peer.gossip.budget import BURST_S, FILLING, LEAST_FRACTION, BandwidthBudget, nominal_bits, variants_of
@@ -192,7 +192,7 @@ def test_a_state_of_other_links_or_variants_is_refused() -> None:
         (build("sign"), 1),
     ],
 )
-def test_variants_are_the_same_compressor_ever_smaller(compressor: BoundedCompressor, count: int) -> None:
+def test_variants_are_the_same_compressor_ever_smaller(compressor: Compressor, count: int) -> None:
     layout = Layout.of_sizes((100_000, 10))
     variants = variants_of(compressor)
     assert variants[0] == compressor

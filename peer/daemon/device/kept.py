@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from peer.compress.bound import BoundedCompressor
+from peer.compress.base import Compressor
 from peer.config.options import Config
 from peer.config.precision_choice import FASTEST, PrecisionChoice
 from peer.errors import ConfigError, StateError
@@ -70,7 +70,7 @@ RATES = KeptFile[KeptRates](
 )
 
 
-def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> KeptRates:
+def settle_rates(config: Config, compressor: Compressor, disk: Disk) -> KeptRates:
     """Return the rates of the run that a state folder belongs to, and keep them there. The configuration overrules
     them. Raises StateError."""
     kept, options = RATES.read(disk), config.algorithm

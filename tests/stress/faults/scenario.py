@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer import compress, gossip
-from peer.compress.bound import BoundedCompressor
+from peer.compress.base import Compressor
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, SecurityError
@@ -273,7 +273,7 @@ class Scenario:
         return sorted({*self.schedule.all_senders(peer), *self.schedule.all_receivers(peer)})
 
     @cached_property
-    def compressor(self) -> BoundedCompressor:
+    def compressor(self) -> Compressor:
         if not self.spec.compresses:
             return compress.build("none")
         if self.spec.modulo:

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from peer import compress, gossip
-from peer.compress.bound import BoundedCompressor
+from peer.compress.base import Compressor
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
@@ -107,7 +107,7 @@ class Builder:
         return self.graph_of(tuple(range(NUM_FIRST)))
 
     @cached_property
-    def compressor(self) -> BoundedCompressor:
+    def compressor(self) -> Compressor:
         chosen = self.circumstances.compressor
         if chosen is not None:
             return compress.build(chosen[0], **chosen[1])
