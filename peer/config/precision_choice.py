@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Final, Literal, get_args
+
+from pydantic import Field, TypeAdapter
 
 Precision = Literal["float32", "bfloat16", "int8"]
 """Arithmetic of a model."""
@@ -15,6 +17,7 @@ FASTEST: Final = "fastest"
 ALL_PEERS = "all peers"
 """Stands in the place of a name where one process measured for all."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class PrecisionChoice:
     """The precision that was chosen on a device."""
 
     precision: Precision
-    step_s: Mapping[Precision, float] = field(default_factory=dict)
+    step_s: Mapping[Precision, Seconds] = field(default_factory=dict)
     """Median seconds of a training step in each precision that was measured; empty where nothing was to be chosen."""
 
     @property
@@ -37,19 +40,15 @@ class PrecisionChoice:
 
     def document(self) -> dict[str, object]:
         """Return the choice as JSON has it."""
-        return {"precision": self.precision, "step_s": dict(self.step_s)}
+        return asdict(self)
 
     @classmethod
     def of_document(cls, tree: object) -> PrecisionChoice:
         """Read the object that `document` described. Raises ValueError for anything else."""
-        if not isinstance(tree, dict) or not isinstance(times := tree.get("step_s", {}), dict):
-            raise ValueError("not a choice of precision")
-        step_s = {}
-        for name, seconds in times.items():
-            if not isinstance(seconds, float) or not 0.0 < seconds < float("inf"):
-                raise ValueError("a step takes a positive number of seconds")
-            step_s[_known(name)] = seconds
-        return cls(_known(tree.get("precision")), step_s)
+        return _CHOICE.validate_python(tree)
+
+
+_CHOICE = TypeAdapter(PrecisionChoice)
 
 
 def readable_choices(documents: Mapping[str, object]) -> dict[str, PrecisionChoice]:
@@ -59,10 +58,3 @@ def readable_choices(documents: Mapping[str, object]) -> dict[str, PrecisionChoi
         with contextlib.suppress(ValueError):
             found[name] = PrecisionChoice.of_document(tree)
     return found
-
-
-def _known(name: object) -> Precision:
-    for precision in PRECISIONS:
-        if name == precision:
-            return precision
-    raise ValueError("not a precision")
