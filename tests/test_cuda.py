@@ -26,7 +26,7 @@ from peer.ops.peer_processes import ForkServer
 from peer.simulate.run import run
 from peer.train.eight_bit.products import MAX_TERMS, int8_product
 from peer.train.local_step import Trainer
-from peer.train.models import resnet20
+from peer.train.models.resnet import resnet20
 from peer.train.private_step import ClippedSum
 from peer.train.stacked import StackedTrainer, _Stacked
 from peer.train.task import Task

@@ -54,7 +54,10 @@ from peer.train.eight_bit import conv_kernels, linear_kernels
 from peer.train.eight_bit.conv_kernels import Window
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
 from peer.train.memory import open_device
-from peer.train.models import mlp, mobilenetv2, resnet18, resnet20, vgg11
+from peer.train.models.mlp import mlp
+from peer.train.models.mobilenet import mobilenetv2
+from peer.train.models.resnet import resnet18, resnet20
+from peer.train.models.vgg import vgg11
 from peer.train.threads import use_one_thread
 
 WAYS = ("float32", "fast", "bfloat16", "int8")

@@ -33,7 +33,7 @@ from peer.run.machine import processor_name
 from peer.train.bfloat16 import compute_in_bfloat16_
 from peer.train.full_precision import norms
 from peer.train.full_precision.evonorm import composed
-from peer.train.models import resnet20
+from peer.train.models.resnet import resnet20
 from peer.train.threads import use_one_thread
 
 WAYS = ("composed", "float32", "bfloat16")

@@ -151,11 +151,11 @@ def check(workload: Workload) -> None:
 def make_model(workload: Workload, layers: Layers) -> nn.Module:
     """Return a new model in training mode."""
     if workload.model == "logistic":
-        return models.logistic(784, CLASSES, layers)
+        return models.MODELS["logistic"](784, CLASSES, layers)
     if workload.model == "mlp":
-        return models.mlp((784, 512, 512, CLASSES), layers)
+        return models.MODELS["mlp"]((784, 512, 512, CLASSES), layers)
     if workload.model == "distilbert":
-        return models.distilbert(CLASSES, layers=layers)
+        return models.MODELS["distilbert"](CLASSES, layers=layers)
     options: dict[str, object] = {"layers": layers}
     if workload.model in _NORMED:
         options["norm"] = workload.norm

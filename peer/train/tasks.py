@@ -8,8 +8,8 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,27 +38,14 @@ from peer.train.datasets.image_files import (
 from peer.train.datasets.image_folder import FolderData, former_classes, list_splits, require_pillow
 from peer.train.datasets.text_files import Sentences, read_ag_news, read_sentence_lengths, read_sst2
 from peer.train.datasets.tokens import PADDING, TextData, make_tokenizer, read_encoding, read_vocabulary
-from peer.train.full_precision.norms import NORMS, Norm
+from peer.train.full_precision.norms import NORMS
 from peer.train.layers import FULL_PRECISION
 from peer.train.metrics import why_no_metrics
-from peer.train.models import (
-    DistilBertSize,
-    Quadratic,
-    distilbert,
-    gpt,
-    logistic,
-    mlp,
-    mobilenetv2,
-    ready_models,
-    resnet18,
-    resnet20,
-    resnet54,
-    resnet110,
-    vgg11,
-    vgg16,
-)
-from peer.train.models.distilbert import BASE, HEAD
-from peer.train.models.gpt import GPT_SIZES
+from peer.train.models import MODELS, ready_models
+from peer.train.models.distilbert import BASE, HEAD, DistilBertSize, distilbert
+from peer.train.models.gpt import GPT_SIZES, gpt
+from peer.train.models.mlp import logistic, mlp
+from peer.train.models.synthetic import Quadratic
 from peer.train.next_token import NextToken
 from peer.train.own_task import OwnTask, UserCode
 from peer.train.startup import load_postponed
@@ -131,15 +118,9 @@ def cifar10(
     """Return CIFAR-10, 50,000 and 10,000 colour images of 32×32 pixels, or averaged down to 16×16 or 8×8; models are
     judged by the first `test_images`."""
     _whole("test_images", test_images, 1, 10_000)
-    source = _Cifar(
-        _required(directory, "cifar-10-batches-bin, cifar-10-batches-py or an archive of one"),
-        layout=CIFAR10,
-        size=size,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
-        test_images=test_images,
-    )
-    return _cifar("cifar10", source, model, norm, augmentation)
+    folder = _required(directory, "cifar-10-batches-bin, cifar-10-batches-py or an archive of one")
+    layout = replace(CIFAR10, test_images=test_images)
+    return _cifar(layout, folder, size, augmentation, partial(_image_model, model, norm))
 
 
 def cifar100(
@@ -151,14 +132,8 @@ def cifar100(
     directory: str | None = None,
 ) -> Task:
     """Return CIFAR-100 with its 100 fine labels, 50,000 and 10,000 images; `size` as for CIFAR-10."""
-    source = _Cifar(
-        _required(directory, "cifar-100-binary, cifar-100-python or an archive of one"),
-        layout=CIFAR100,
-        size=size,
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
-    )
-    return _cifar("cifar100", source, model, norm, augmentation)
+    folder = _required(directory, "cifar-100-binary, cifar-100-python or an archive of one")
+    return _cifar(CIFAR100, folder, size, augmentation, partial(_image_model, model, norm))
 
 
 def image_folder(
@@ -282,42 +257,33 @@ def text(
     return NextToken("text", make, find_texts(folder), context, encoding)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Cifar:
-    """Location of a CIFAR data set; both splits are read at once, for an archive has to be read to its end anyway."""
-
-    directory: str = field(kw_only=False)
-    layout: CifarLayout
-    size: int
-    """Height and width of an image: 32, or 16 or 8 where blocks of pixels become their mean."""
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    test_images: int | None = None
-    """Number of images in the test set; None: all."""
-
-    @cached_property
-    def splits(self) -> tuple[ImageData, ImageData]:
-        """Training and test set."""
-        batches = read_cifar(self.directory, self.layout)
-        train = self._joined([batches.pop(name) for name in self.layout.train])
-        return train, self._joined([batches.pop(name) for name in self.layout.test], self.test_images)
-
-    def _joined(self, batches: list[tuple[torch.Tensor, torch.Tensor]], most: int | None = None) -> ImageData:
-        images, labels = zip(*batches, strict=True)
-        small = torch.cat([averaged_down(part, self.size) for part in images])
-        return ImageData(small[:most], torch.cat(labels)[:most], mean=self.mean, std=self.std)
-
-
-def _cifar(name: str, source: _Cifar, model: str, norm: str, augmentation: bool) -> Task:
+def _cifar(
+    layout: CifarLayout, folder: str, size: int, augmentation: bool, image_model: Callable[[int, int], Model]
+) -> Task:
+    """Return a CIFAR data set. `size`: height and width of an image, 32, or 16 or 8 where blocks of pixels become their
+    mean. `image_model`: makes the model of so many classes for images of that size."""
     _truth("augmentation", augmentation)
-    _choice("size", source.size, CIFAR_SIZES)
+    _choice("size", size, CIFAR_SIZES)
+
+    @cache
+    def splits() -> tuple[ImageData, ImageData]:
+        # Both at once, for an archive has to be read to its end anyway.
+        batches = read_cifar(folder, layout)
+
+        def joined(names: Sequence[str], most: int | None = None) -> ImageData:
+            images, labels = zip(*[batches.pop(name) for name in names], strict=True)
+            small = torch.cat([averaged_down(part, size) for part in images])
+            return ImageData(small[:most], torch.cat(labels)[:most], mean=layout.mean, std=layout.std)
+
+        return joined(layout.train), joined(layout.test, layout.test_images)
+
     return Classification(
-        name=name,
-        num_classes=source.layout.num_classes,
-        model=_image_model(model, norm, source.layout.num_classes, source.size),
-        train=lambda: source.splits[0],
-        test=lambda: source.splits[1],
-        augmentation=_crop_and_flip(source.size) if augmentation else None,
+        name=layout.task,
+        num_classes=layout.num_classes,
+        model=image_model(layout.num_classes, size),
+        train=lambda: splits()[0],
+        test=lambda: splits()[1],
+        augmentation=_crop_and_flip(size) if augmentation else None,
     )
 
 
@@ -366,43 +332,27 @@ def _crop_and_flip(size: int) -> Callable[[Batch, torch.Tensor], Batch]:
     return crop_and_flip if size == 32 else partial(crop_and_flip, padding=size // 8)
 
 
-class Synthetic:
+class Synthetic(Classification):
     """A quadratic of any number of parameters on random samples: no learning, all the traffic."""
-
-    name = "synthetic"
-    num_classes = 0
 
     def __init__(
         self, parameters: int, layers: int, samples: int, noise: bool, shapes: Sequence[Sequence[int]] = ()
     ) -> None:
         """`shapes`: those of the layers; where they are given, they count instead of the first two."""
-        self.parameters, self.layers, self._noise, self._shapes = parameters, layers, noise, shapes
         numbers = stream(0, SHARED, Purpose.SIMULATION).normals(2 * samples).reshape(samples, 2)
         inputs = torch.from_numpy(numbers).to(torch.float32)
         # Curvatures of at least ½ keep the descent stable at rates below 1.
         inputs[:, 0] = inputs[:, 0].abs().clamp(max=1.0) * 0.5 + 0.5
-        self._data = TensorData(inputs, labels=torch.arange(samples) % 10)
-
-    def make_model(self) -> nn.Module:
-        if self._shapes:
-            return Quadratic.of_shapes(self._shapes)
-        return Quadratic(self.parameters, self.layers, self._noise)
+        data = TensorData(inputs, labels=torch.arange(samples) % 10)
+        make = partial(Quadratic.of_shapes, shapes) if shapes else partial(Quadratic, parameters, layers, noise)
+        super().__init__(name="synthetic", num_classes=0, model=make, train=data, test=data)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         loss: torch.Tensor = model(batch[0])
         return loss
 
-    def train_data(self) -> TensorData:
-        return self._data
-
-    def test_data(self) -> TensorData:
-        return self._data
-
     def correct(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         return torch.zeros(len(batch[0]), dtype=torch.bool)
-
-    def augment(self, batch: Batch, uniforms: torch.Tensor) -> Batch:
-        return batch
 
 
 def synthetic(
@@ -640,21 +590,14 @@ def _mlp(sizes: Sequence[int]) -> Model:
     return lambda layers=FULL_PRECISION: mlp(sizes, layers)
 
 
-_SMALL = {"resnet20": resnet20, "resnet54": resnet54, "resnet110": resnet110}
-_ANY_SIZE = {"resnet18": resnet18, "mobilenetv2": mobilenetv2}
-_WITHOUT_NORM = {"vgg11": vgg11, "vgg16": vgg16}
+_SMALL = ("resnet20", "resnet54", "resnet110")
+_WITHOUT_NORM = ("vgg11", "vgg16")
 
 
 def _image_model(model: str, norm: str, num_classes: int, size: int) -> Model:
-    small = _SMALL if size <= 64 else {}
-    _choice("model", model, (*small, *_ANY_SIZE, *_WITHOUT_NORM))
+    _choice("model", model, (*(_SMALL if size <= 64 else ()), "resnet18", "mobilenetv2", *_WITHOUT_NORM))
     _choice("norm", norm, NORMS)
-    chosen: Norm = norm  # type: ignore[assignment]
-    make: Model
-    if model in small:
-        make = partial(small[model], num_classes, norm=chosen)
-    elif model in _ANY_SIZE:
-        make = partial(_ANY_SIZE[model], num_classes, norm=chosen, image_size=size)
-    else:
-        make = partial(_WITHOUT_NORM[model], num_classes, image_size=size)
-    return lambda layers=FULL_PRECISION: make(layers=layers)
+    settings: dict[str, object] = {} if model in _WITHOUT_NORM else {"norm": norm}
+    if model not in _SMALL:
+        settings["image_size"] = size
+    return lambda layers=FULL_PRECISION: MODELS[model](num_classes, layers=layers, **settings)

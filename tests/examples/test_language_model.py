@@ -10,7 +10,7 @@ import sottovoce
 import torch
 from safetensors.torch import load_file
 
-from peer.train.models import gpt
+from peer.train.models.gpt import gpt
 from tests.docs.walk import ROOT, walk
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: the extra huggingface installs it")

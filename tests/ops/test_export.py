@@ -29,7 +29,8 @@ from peer.state.disk import RealDisk
 from peer.state.kept_file import SCRIPT_SAYS, ScriptSays
 from peer.train import model_file
 from peer.train.model_file import save_model
-from peer.train.models import DistilBertSize, distilbert, gpt
+from peer.train.models.distilbert import DistilBertSize, distilbert
+from peer.train.models.gpt import gpt
 from tests.cli.runner import sotto
 
 JOB = Config(peers=tuple(PeerAddress(name=f"peer-{index}") for index in range(2)))

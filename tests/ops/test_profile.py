@@ -25,7 +25,7 @@ from peer.ops.profile import (
     measure,
 )
 from peer.train.layers import FULL_PRECISION
-from peer.train.models import DistilBertSize, distilbert
+from peer.train.models.distilbert import DistilBertSize, distilbert
 from tests.cli.runner import sotto
 
 

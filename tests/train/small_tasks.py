@@ -9,7 +9,7 @@ from torch import nn
 from peer.train.data import Classification, TensorData, crop_and_flip
 from peer.train.full_precision.norms import Norm
 from peer.train.local_step import Trainer, Vector
-from peer.train.models import resnet20
+from peer.train.models.resnet import resnet20
 
 NUM_TRAIN, NUM_TEST = 96, 300
 

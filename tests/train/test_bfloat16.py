@@ -15,7 +15,7 @@ from peer.train.bfloat16 import compute_in_bfloat16_, computes_in_bfloat16
 from peer.train.full_precision.norms import NORMS, Norm
 from peer.train.local_step import Trainer, Vector
 from peer.train.model_file import load_model_
-from peer.train.models import resnet20
+from peer.train.models.resnet import resnet20
 from peer.train.precision import precision_of
 from peer.train.stacked import StackedTrainer
 from peer.train.task import Task

@@ -10,16 +10,11 @@ from torch import nn
 
 from peer.train.full_precision.norms import NORMS
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
-from peer.train.models import (
-    DistilBertSize,
-    distilbert,
-    logistic,
-    mlp,
-    mobilenetv2,
-    resnet18,
-    resnet20,
-    vgg11,
-)
+from peer.train.models.distilbert import DistilBertSize, distilbert
+from peer.train.models.mlp import logistic, mlp
+from peer.train.models.mobilenet import mobilenetv2
+from peer.train.models.resnet import resnet18, resnet20
+from peer.train.models.vgg import vgg11
 
 SMALL = DistilBertSize(vocabulary=60, positions=16, width=32, blocks=2, heads=4, hidden=64)
 MODELS: dict[str, Callable[[Layers], nn.Module]] = {

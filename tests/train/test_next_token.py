@@ -18,7 +18,7 @@ from peer.train.datasets.tokens import read_encoding
 from peer.train.local_step import Trainer
 from peer.train.metrics import metrics_of
 from peer.train.model_file import save_model
-from peer.train.models import gpt
+from peer.train.models.gpt import gpt
 from peer.train.next_token import NextToken
 from peer.train.stacked import StackedTrainer
 from peer.train.tasks import configured, resolve_task

@@ -10,7 +10,7 @@ from torch import nn
 
 from peer.errors import DataError
 from peer.train.data import TensorData
-from peer.train.models import resnet20
+from peer.train.models.resnet import resnet20
 from peer.train.portable import OnnxModel, check_onnx, example_of, save_onnx, save_onnx_int8, trace
 from peer.train.task import Task
 from peer.train.tasks import resolve_task

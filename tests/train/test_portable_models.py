@@ -14,7 +14,7 @@ from peer.train.data import Classification, TensorData
 from peer.train.full_precision.norms import NORMS, Norm
 from peer.train.layers import FULL_PRECISION, Layers
 from peer.train.local_step import Trainer
-from peer.train.models import resnet20
+from peer.train.models.resnet import resnet20
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])

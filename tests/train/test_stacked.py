@@ -18,7 +18,8 @@ from peer.train import stacked as stacked_module
 from peer.train.data import Classification, TensorData
 from peer.train.full_precision.norms import Norm
 from peer.train.local_step import Trainer
-from peer.train.models import logistic, resnet20
+from peer.train.models.mlp import logistic
+from peer.train.models.resnet import resnet20
 from peer.train.stacked import StackedStep, StackedTrainer
 from peer.train.task import Task
 from peer.train.tasks import resolve_task

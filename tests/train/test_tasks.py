@@ -15,7 +15,8 @@ from peer.config.options import TrainingOptions
 from peer.errors import ConfigError, DataError
 from peer.train import listed
 from peer.train.local_step import Trainer
-from peer.train.models import MODELS, resnet20
+from peer.train.models import MODELS
+from peer.train.models.resnet import resnet20
 from peer.train.own_task import inner_task
 from peer.train.task import Task
 from peer.train.tasks import TASKS, resolve_task

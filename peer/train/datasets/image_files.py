@@ -75,6 +75,11 @@ class CifarLayout:
     label_bytes: int
     """Labels at the head of a record, of which the last counts."""
     num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    """Those of the pixels of each channel, in [0, 1]."""
+    test_images: int | None = None
+    """Number of images in the test set; None: all."""
 
 
 CIFAR10 = CifarLayout(
@@ -85,6 +90,8 @@ CIFAR10 = CifarLayout(
     test=("test_batch",),
     label_bytes=1,
     num_classes=10,
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
 )
 CIFAR100 = CifarLayout(
     task="cifar100",
@@ -94,6 +101,8 @@ CIFAR100 = CifarLayout(
     test=("test",),
     label_bytes=2,
     num_classes=100,
+    mean=(0.5071, 0.4865, 0.4409),
+    std=(0.2673, 0.2564, 0.2762),
 )
 
 

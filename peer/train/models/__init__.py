@@ -9,7 +9,7 @@ from functools import partial
 from torch import nn
 
 from peer.errors import ConfigError
-from peer.train.models.distilbert import DistilBertSize, distilbert
+from peer.train.models.distilbert import distilbert
 from peer.train.models.gpt import GPT_SIZES, gpt
 from peer.train.models.mlp import logistic, mlp
 from peer.train.models.mobilenet import mobilenetv2
@@ -49,23 +49,3 @@ def ready_model(name: str) -> nn.Module:
     if name not in ready:
         raise ConfigError("is not a model of known size", key="model", value=name, valid=", ".join(ready))
     return ready[name]()
-
-
-__all__ = [
-    "MODELS",
-    "DistilBertSize",
-    "Quadratic",
-    "distilbert",
-    "gpt",
-    "logistic",
-    "mlp",
-    "mobilenetv2",
-    "ready_model",
-    "ready_models",
-    "resnet18",
-    "resnet20",
-    "resnet54",
-    "resnet110",
-    "vgg11",
-    "vgg16",
-]

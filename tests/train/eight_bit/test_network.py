@@ -11,7 +11,7 @@ from torch import nn
 from peer.train.eight_bit import Network, RunningRange
 from peer.train.eight_bit.ranges import grid_over
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
-from peer.train.models import mlp
+from peer.train.models.mlp import mlp
 
 SIZES = (20, 48, 32, 10)
 

@@ -21,7 +21,7 @@ from peer.train.eight_bit.products import int8_product
 from peer.train.eight_bit.scratch import _blocks
 from peer.train.eight_bit.tensors import Quantized, Tape
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION
-from peer.train.models import mlp
+from peer.train.models.mlp import mlp
 
 Array = npt.NDArray[np.float64]
 

@@ -11,7 +11,7 @@ import torch
 from peer.native import ffi, lib
 from peer.train.full_precision.evonorm import composed, evonorm_s0
 from peer.train.full_precision.norms import EvoNormS0
-from peer.train.models import resnet20
+from peer.train.models.resnet import resnet20
 
 needs_kernels = pytest.mark.skipif(lib is None, reason="the native kernels were not built")
 UNIT = 2.0**-24

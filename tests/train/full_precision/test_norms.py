@@ -18,7 +18,7 @@ from peer.train.full_precision.norms import (
     make_norm,
     range_scale,
 )
-from peer.train.models import resnet20
+from peer.train.models.resnet import resnet20
 
 
 def drawn(norm: nn.Module) -> nn.Module:

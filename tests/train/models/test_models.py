@@ -9,20 +9,13 @@ from torch import nn
 from peer.train import listed
 from peer.train.full_precision.norms import NORMS
 from peer.train.model_file import start_model
-from peer.train.models import (
-    MODELS,
-    Quadratic,
-    distilbert,
-    logistic,
-    mlp,
-    mobilenetv2,
-    resnet18,
-    resnet20,
-    resnet54,
-    resnet110,
-    vgg11,
-    vgg16,
-)
+from peer.train.models import MODELS
+from peer.train.models.distilbert import distilbert
+from peer.train.models.mlp import logistic, mlp
+from peer.train.models.mobilenet import mobilenetv2
+from peer.train.models.resnet import resnet18, resnet20, resnet54, resnet110
+from peer.train.models.synthetic import Quadratic
+from peer.train.models.vgg import vgg11, vgg16
 
 
 def count(model: nn.Module) -> int:
