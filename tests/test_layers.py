@@ -100,7 +100,7 @@ FOLDERS: dict[str, set[str]] = {
         "daemon.runtime",
         "daemon.watcher",
     },
-    "daemon.operator": {"daemon.members", "daemon.parts", "daemon.training_parts"},
+    "daemon.operator": {"daemon.members", "daemon.pairs", "daemon.parts", "daemon.rounds"},
     "lab.study": {"lab.description", "lab.grid"},
     "lab.sweep": {"lab.description", "lab.grid"},
     "library.integrations": {

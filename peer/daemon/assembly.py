@@ -45,7 +45,6 @@ from peer.daemon.rounds import RoundLoop
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import PairSaver, RoundSaver
 from peer.daemon.traffic import Traffic
-from peer.daemon.training_parts import TrainingParts
 from peer.daemon.watcher import Watcher
 from peer.errors import ConfigError
 from peer.gossip.membership import Change
@@ -78,7 +77,7 @@ class Parts:
     """One peer, before it talks to anybody."""
 
     common: CommonParts
-    training: TrainingParts
+    loop: RoundLoop | PairLoop
     operator: OperatorApi
     average: FinalAverage
     peer_list: PeerList
@@ -98,7 +97,7 @@ class Parts:
         return Transport(
             me=local.number,
             listen=config.peer.listen or None,
-            neighbors=[local.roster.neighbor(peer) for peer in self.training.linked()],
+            neighbors=[local.roster.neighbor(peer) for peer in self.loop.linked()],
             hello=_hello(local),
             security=local.access,
             options=config.transport,
@@ -109,7 +108,7 @@ class Parts:
             hear=self.incoming.hear,
             needed_protocol=lambda: releases.needed,
             device_of=local.roster.numbering.device,
-            progress=self.training.progress,
+            progress=self.loop.progress,
         )
 
 
@@ -137,48 +136,50 @@ def assemble_around(
     """Do what is left of `assemble` once the state folder is open: read checkpoint and journal, where a training script
     is asked for its steps again. Raises SottoError."""
     common = _common_parts(local, watcher, wall_clock)
-    build = _pair_parts if local.setup.spec.asynchronous else _round_parts
-    training = build(common)
-    peer_list = PeerList(local, config, reread, common.runtime, training.members)
-    operator = OperatorApi(common, training, peer_list)
-    common.releases.follow(lambda: training.loop.members, lambda: training.disk_state.protocol)
-    average = _average(common, training)
+    loop = _pair_loop(common) if local.setup.spec.asynchronous else _round_loop(common)
+    peer_list = PeerList(local, config, reread, common.runtime, loop.requests)
+    operator = OperatorApi(common, loop, peer_list)
+    common.releases.follow(lambda: loop.members, lambda: loop.durable.disk_state.protocol)
+    average = _average(common, loop)
     judges: dict[str, Judge] = {
         notes.EVALUATION: common.evaluations.heard,
         notes.DIVERGED: common.divergence.heard,
         notes.RELEASE: common.releases.heard,
         notes.SHARE: average.heard,
         notes.AVERAGE: average.heard_told,
-        **training.notes,
     }
     greetings: dict[str, Greeting] = {
         notes.EVALUATION: lambda peer: common.evaluations.notes(),
         notes.RELEASE: common.releases.linked,
         notes.SHARE: average.linked,
         notes.AVERAGE: average.linked_told,
-        **training.greetings,
     }
     if (votes := common.class_votes) is not None:
         judges[notes.CLASSES], greetings[notes.CLASSES] = votes.heard, votes.linked
         judges[notes.CLASS_SHARES], greetings[notes.CLASS_SHARES] = votes.heard_report, votes.linked_reports
     if (data := _data_check(local)) is not None:
         judges[notes.DATA], greetings[notes.DATA] = data.heard, lambda peer: (data.note,)
-    if (progress := training.progress) is not None:
-        judges[PROGRESS] = progress.heard
-    incoming = Incoming(common, training, average=average, operator=operator, notes=judges, greetings=greetings)
-    return Parts(
-        common=common, training=training, operator=operator, average=average, peer_list=peer_list, incoming=incoming
-    )
+    if loop.progress is not None:
+        judges[PROGRESS] = loop.progress.heard
+    if isinstance(loop, RoundLoop):
+        judges[notes.REPLICA] = loop.replica_check.heard
+        judges[notes.JOIN], judges[notes.REFUSAL] = loop.requests.asked_to_sponsor, loop.joining.declined
+        if loop.loss_watch is not None:
+            judges[LOST] = loop.loss_watch.heard
+        if loop.equality is not None:
+            judges[TOLD], greetings[TOLD] = loop.equality.heard, loop.equality.linked
+    incoming = Incoming(common, loop, average=average, operator=operator, notes=judges, greetings=greetings)
+    return Parts(common=common, loop=loop, operator=operator, average=average, peer_list=peer_list, incoming=incoming)
 
 
-def _average(common: CommonParts, training: TrainingParts) -> FinalAverage:
+def _average(common: CommonParts, loop: RoundLoop | PairLoop) -> FinalAverage:
     local, config = common.local, common.local.config
     return FinalAverage(
         common.hearsay,
         rounds=config.run.rounds,
         layout=local.trainer.layout,
         directory=local.folder.directory,
-        is_last_round_done=training.loop.round >= config.run.rounds,
+        is_last_round_done=loop.round >= config.run.rounds,
         why_not=why_no_average(config),
         most_weight=len(local.setup.first_members) + 0.5 if local.setup.spec.push_sum else None,
         name=local.roster.name,
@@ -293,7 +294,7 @@ def _class_votes(
     )
 
 
-def _round_parts(common: CommonParts) -> TrainingParts:
+def _round_loop(common: CommonParts) -> RoundLoop:
     local, runtime, neighbors = common.local, common.runtime, common.neighbors
     audit_log = AuditLog(local.folder.directory / "ledger") if local.config.state.ledger else None
     participant = local.setup.participant(
@@ -367,8 +368,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
     equality = None
     if participant.algorithm.spec.tells_all is not None:
         equality = Equality(local, runtime, neighbors, durable, requests, common.releases)
-    saver = RoundSaver(common, durable, frames)
-    loop = RoundLoop(
+    return RoundLoop(
         common,
         durable=durable,
         frames=frames,
@@ -377,37 +377,15 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         joining=joining,
         replica_check=check,
         equality=equality,
-        saver=saver,
+        saver=RoundSaver(common, durable, frames),
         audit_log=audit_log,
         loss_watch=loss_watch,
         own_loss=own_loss,
         progress=progress,
     )
-    judges: dict[str, Judge] = {
-        notes.REPLICA: check.heard,
-        notes.JOIN: requests.asked_to_sponsor,
-        notes.REFUSAL: joining.declined,
-    }
-    greetings: dict[str, Greeting] = {}
-    if loss_watch is not None:
-        judges[LOST] = loss_watch.heard
-    if equality is not None:
-        judges[TOLD], greetings[TOLD] = equality.heard, equality.linked
-    return TrainingParts(
-        loop=loop,
-        saver=saver,
-        frames=frames,
-        members=requests,
-        disk_state=durable.disk_state,
-        linked=member_links.linked,
-        notes=judges,
-        progress=progress,
-        link_down=member_links.link_down,
-        greetings=greetings,
-    )
 
 
-def _pair_parts(common: CommonParts) -> TrainingParts:
+def _pair_loop(common: CommonParts) -> PairLoop:
     local, runtime, neighbors = common.local, common.runtime, common.neighbors
     audit_log = EventLog(local.folder.directory / "ledger") if local.config.state.ledger else None
     participant = local.setup.pair_participant(
@@ -417,21 +395,14 @@ def _pair_parts(common: CommonParts) -> TrainingParts:
     recovered = recover_pairs(common, durable, audit_log)
     abandon_after_s = local.config.rounds.abandon_after_s
     exchanges = PairExchanges(runtime, neighbors, local.roster, durable, recovered, abandon_after_s)
-    saver = PairSaver(common, durable, exchanges, audit_log)
-    progress = _progress(common, durable.round, lambda: durable.durable_round, lambda peer, said: None)
-    loop = PairLoop(common, durable=durable, exchanges=exchanges, saver=saver, audit_log=audit_log, progress=progress)
-    members = FixedMembers(local.setup.why_no_changes or "the members of this run cannot change")
-    return TrainingParts(
-        loop=loop,
-        saver=saver,
+    return PairLoop(
+        common,
+        durable=durable,
         frames=exchanges,
-        members=members,
-        disk_state=durable.disk_state,
-        linked=lambda: neighbors.all,
-        notes={},
-        progress=progress,
-        link_down=lambda: None,
-        greetings={},
+        requests=FixedMembers(local.setup.why_no_changes or "the members of this run cannot change"),
+        saver=PairSaver(common, durable, exchanges, audit_log),
+        audit_log=audit_log,
+        progress=_progress(common, durable.round, lambda: durable.durable_round, lambda peer, said: None),
     )
 
 

@@ -32,8 +32,9 @@ from collections.abc import Mapping
 from peer.daemon.final_average import FinalAverage
 from peer.daemon.notes import notes as topics
 from peer.daemon.operator.operator_api import OperatorApi
+from peer.daemon.pairs import PairLoop
 from peer.daemon.parts import CommonParts, Greeting, Judge
-from peer.daemon.training_parts import TrainingParts
+from peer.daemon.rounds import RoundLoop
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.net.neighbor import Neighbor
@@ -56,7 +57,7 @@ class Incoming:
     def __init__(
         self,
         common: CommonParts,
-        training: TrainingParts,
+        loop: RoundLoop | PairLoop,
         *,
         average: FinalAverage,
         operator: OperatorApi,
@@ -66,7 +67,7 @@ class Incoming:
         """`notes`: topic → who judges notes about it. `greetings`: topic → source of the notes for a neighbour when it
         is connected."""
         self._runtime, self._neighbors, self._roster = common.runtime, common.neighbors, common.local.roster
-        self._frames, self._members, self._training = training.frames, training.members, training
+        self._frames, self._members, self._loop = loop.frames, loop.requests, loop
         self._average, self._operator, self._notes, self._greetings = average, operator, dict(notes), dict(greetings)
         self._why_no_changes, num_peers = common.local.setup.why_no_changes, common.local.setup.num_peers
         # A neighbour passes on the notes of all peers about any, and tells them again; the rate of an honest one is
@@ -108,9 +109,7 @@ class Incoming:
         """A link ended; the transport dials again by itself."""
         self._frames.disconnected(peer)
         self._neighbors.down(peer, self._runtime.now())
-        self._training.link_down()
-        if self._training.progress is not None:
-            self._training.progress.link_down()
+        self._loop.link_down()
         self._runtime.wake()
 
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
@@ -145,7 +144,7 @@ class Incoming:
     def goodbye(self, peer: int, reason: str) -> None:
         """A neighbour leaves on purpose: for good, if it is no member any more."""
         told = _GOODBYES.get(reason, f"says goodbye: {quote(reason, 240)}")
-        self._log(logging.INFO, peer, "%s %s", self._roster.name(peer), told)
+        self._neighbors.transport.log.write(log, logging.INFO, peer, "%s %s", self._roster.name(peer), told)
         self._neighbors.left[peer] = reason
         self._runtime.wake()
         if self._members.is_gone(peer):
@@ -155,7 +154,3 @@ class Incoming:
     async def control(self, verb: str, arguments: dict[str, object], caller: str) -> dict[str, object]:
         """An operator asks."""
         return await self._operator.control(verb, arguments, caller)
-
-    def _log(self, level: int, peer: int, line: str, *values: object) -> None:
-        """Log a neighbour's conduct, within its budget."""
-        self._neighbors.transport.log.write(log, level, peer, line, *values)

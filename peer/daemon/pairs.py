@@ -25,6 +25,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from time import perf_counter
 
 from peer.compress.payload import FloatArray
+from peer.daemon.members.change_requests import FixedMembers
 from peer.daemon.notes.evaluations import Models
 from peer.daemon.operator.audit_log import EventLog
 from peer.daemon.pair_exchanges import PairExchanges
@@ -48,7 +49,8 @@ class PairLoop:
     common: CommonParts
     _: KW_ONLY
     durable: DurablePair
-    exchanges: PairExchanges
+    frames: PairExchanges
+    requests: FixedMembers
     saver: PairSaver
     audit_log: EventLog | None
     progress: SignedProgress | None
@@ -69,7 +71,7 @@ class PairLoop:
 
     def helpers(self) -> Sequence[Coroutine[None, None, None]]:
         """Return the coroutine that answers the neighbours."""
-        return (self.exchanges.answer(),)
+        return (self.frames.answer(),)
 
     async def next_round(self) -> RoundRecord | None:
         """Return the record of the next step; None if there is none."""
@@ -82,13 +84,13 @@ class PairLoop:
             if self._runtime.stops:
                 return None
             self._look_for_company()
-            self.exchanges.perform(await self.exchanges.call(self.durable.read, waited_s))
+            self.frames.perform(await self.frames.call(self.durable.read, waited_s))
         try:
             await self._runtime.work(self._compute)
         except StepAbandoned:
             return None
-        effects = await self.exchanges.call(self._step)
-        self.exchanges.perform(effects)
+        effects = await self.frames.call(self._step)
+        self.frames.perform(effects)
         self._steps_alone += 1
         self._look_for_company()
         if self.round == self._config.run.rounds:
@@ -138,14 +140,14 @@ class PairLoop:
 
     async def _wait(self) -> None:
         """Wait until something happens. Raises PeerUnreachable or HandshakeRefused once that is in vain."""
-        await self.exchanges.abandon_the_lost()
+        await self.frames.abandon_the_lost()
         self._give_up_on_the_lost()
         await self._runtime.wait()
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        if self.exchanges.failure is not None:
-            raise self.exchanges.failure
+        if self.frames.failure is not None:
+            raise self.frames.failure
 
     def _may_go_on(self) -> bool:
         """Whether there is a neighbour, or has been one recently, and this peer was not set back."""
@@ -172,7 +174,7 @@ class PairLoop:
         """Save the state after a stop; after the last step that is done when nobody needs this peer any more."""
         if self._runtime.stops:
             # Answers after the checkpoint would be forgotten.
-            await self.exchanges.stop_answering()
+            await self.frames.stop_answering()
             if self.participant.in_iteration:
                 # The local step was abandoned: it begins anew, from the journal, when this peer is started again.
                 await self.saver.sync()
@@ -193,7 +195,7 @@ class PairLoop:
                 break
             await self._runtime.wait()
             self._raise_failure()
-        await self.exchanges.stop_answering()
+        await self.frames.stop_answering()
         # Exchanges since the last step belong to its row.
         record, last = self.participant.closing_record(), self._metrics.last_round
         if record is not None and last is not None:
@@ -233,6 +235,10 @@ class PairLoop:
         """All peers."""
         return range(self._local.setup.num_peers)
 
+    def linked(self) -> Sequence[int]:
+        """Return the peers to be linked to."""
+        return self._neighbors.all
+
     def model(self) -> FloatArray:
         """Return x, which a neighbour's answer may be changing: good enough for a look at its size."""
         return self.participant.algorithm.x
@@ -244,7 +250,7 @@ class PairLoop:
             algorithm = self.participant.algorithm
             return algorithm.x.copy(), algorithm.staleness.exchanges
 
-        x, self._shown_exchanges = await self.exchanges.call(copy)
+        x, self._shown_exchanges = await self.frames.call(copy)
         return Models(x, x, self.participant.algorithm.u)
 
     def figures(self) -> Mapping[str, object]:
@@ -263,8 +269,13 @@ class PairLoop:
         """Return nothing: what is unacknowledged has no number here."""
         return {}
 
+    def link_down(self) -> None:
+        """Take note that a link ended."""
+        if self.progress is not None:
+            self.progress.link_down()
+
     def close(self) -> None:
         """End the thread of the exchanges, and save what the limits have counted."""
-        self.exchanges.close()
+        self.frames.close()
         if self._limits is not None:
             self._limits.close()

@@ -169,15 +169,15 @@ class Daemon:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        common, training = parts.common, parts.training
+        common = parts.common
         self.local, self.runtime, self.neighbors = common.local, common.runtime, common.neighbors
-        self.loop, self.saver, self.operator = training.loop, training.saver, parts.operator
+        self.loop, self.saver, self.operator = parts.loop, parts.loop.saver, parts.operator
         self._config = common.local.config
         self._evaluations, self._own, self._metrics = common.evaluations, common.own, common.metrics
         self._average = parts.average
         self._divergence, self._cadence, self._peer_list = common.divergence, common.cadence, parts.peer_list
         self._watcher, self._admissions, self._releases = common.watcher, common.admissions, common.releases
-        self._class_votes, self._progress = common.class_votes, parts.training.progress
+        self._class_votes, self._progress = common.class_votes, parts.loop.progress
         self._exporter: Exporter | None = None
         self._has_warned = False
 
@@ -266,12 +266,12 @@ class Daemon:
     async def _train(self) -> None:
         """Train until the last round, a stop, or a divergence."""
         try:
-            has_checkpoint = self.parts.training.disk_state.checkpoint_bytes > 0
+            has_checkpoint = self.loop.durable.disk_state.checkpoint_bytes > 0
             if self.local.steps_are_recorded and not self.loop.round and not has_checkpoint:
                 # The journal leads to the same model only from the one that the script began with.
                 await self.saver.checkpoint()
             if self._class_votes is not None:
-                await self._class_votes.settle(self.parts.training.linked)
+                await self._class_votes.settle(self.loop.linked)
             while (record := await self.loop.next_round()) is not None:
                 await self._after_round(record)
             own = self._evaluations.own()
@@ -312,7 +312,7 @@ class Daemon:
         done = self.loop.round
         if self._evaluations.is_due(done):
             await self._evaluate(done)
-        disk, trainer = self.parts.training.disk_state, self.local.trainer
+        disk, trainer = self.loop.durable.disk_state, self.local.trainer
         repeats = isinstance(trainer, RecordedSteps) and not trainer.records_all
         if self._cadence.is_due(done, disk.journal_bytes, disk.checkpoint_bytes if repeats else None):
             await self.saver.checkpoint()
@@ -390,7 +390,7 @@ class Daemon:
         self.operator.state = f"diverged: {finding.reason}"
         self._metrics.flush()
         if self._config.guard.action == "rollback":
-            disk = self.parts.training.disk_state
+            disk = self.loop.durable.disk_state
             round_ = disk.go_back(self._cadence.last_common_round(finding.round))
             log.warning(
                 "what this peer had after round %d is set aside in its state folder; before the run goes on, put the"

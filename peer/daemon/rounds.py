@@ -397,6 +397,12 @@ class RoundLoop:
             return False
         return self._evaluations.finished() >= set(self.members) or self._neighbors.all_have_left
 
+    def link_down(self) -> None:
+        """Take note that a link ended."""
+        self.member_links.link_down()
+        if self.progress is not None:
+            self.progress.link_down()
+
     def close(self) -> None:
         """Save the counts of the limits: rounds have no threads of their own."""
         if self._limits is not None:
@@ -418,6 +424,10 @@ class RoundLoop:
     def members(self) -> Collection[int]:
         """Participants of the coming round, or of the one under way."""
         return self.member_links.members
+
+    def linked(self) -> Sequence[int]:
+        """Return the peers to be linked to."""
+        return self.member_links.linked()
 
     def model(self) -> FloatArray:
         """Return z, for a look at it in the worker thread, between rounds."""

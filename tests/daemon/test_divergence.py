@@ -191,7 +191,7 @@ def test_a_peer_goes_on_where_its_only_neighbour_ended_during_its_first_step(
     daemons = open_peers(write_kits(tmp_path, 2, *settings))
     slow = daemons[0].loop
     assert isinstance(slow, PairLoop)
-    compute, neighbors = slow.participant.compute, slow.exchanges.neighbors
+    compute, neighbors = slow.participant.compute, slow.frames.neighbors
 
     def outlast() -> None:
         compute()

@@ -13,8 +13,8 @@ from peer.daemon.final_average import FinalAverage
 from peer.daemon.incoming import Incoming
 from peer.daemon.operator.operator_api import OperatorApi
 from peer.daemon.parts import CommonParts
+from peer.daemon.rounds import RoundLoop
 from peer.daemon.runtime import Runtime
-from peer.daemon.training_parts import TrainingParts
 from peer.errors import HandshakeRefused, RemoteProtocolError
 from tests.daemon.parts import FakeMembers, FakeTransport, neighbors_over
 from tests.net.transport_peers import passive
@@ -61,10 +61,10 @@ class Peer:
         common = SimpleNamespace(
             runtime=self.runtime, neighbors=self.neighbors, local=SimpleNamespace(roster=roster, setup=setup)
         )
-        training = SimpleNamespace(frames=self.frames, members=self.members, link_down=lambda: None, progress=None)
+        loop = SimpleNamespace(frames=self.frames, requests=self.members, link_down=lambda: None)
         self.incoming = Incoming(
             cast(CommonParts, common),
-            cast(TrainingParts, training),
+            cast(RoundLoop, loop),
             average=cast(FinalAverage, SimpleNamespace(frame_received=self.judge)),
             operator=cast(OperatorApi, None),
             greetings={"evaluation": lambda peer: [b"known"], "release": lambda peer: [b"0.2.0", b"0.1.0"]},

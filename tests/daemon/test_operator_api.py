@@ -16,8 +16,8 @@ from peer.daemon.members.peer_list_reload import PeerList
 from peer.daemon.notes.divergence import Claim
 from peer.daemon.operator.operator_api import OperatorApi
 from peer.daemon.parts import CommonParts
+from peer.daemon.rounds import RoundLoop
 from peer.daemon.runtime import Runtime
-from peer.daemon.training_parts import TrainingParts
 from peer.errors import SottoError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind
@@ -89,7 +89,13 @@ class Asked:
         transport_facts: Any = transport
         transport_facts.relay, transport_facts.relayed = SimpleNamespace(carried={}), lambda peer: None
         self.claims: dict[int, Claim] = {}
-        loop = SimpleNamespace(round=7, figures=lambda: {"push_weight": 1.0}, link_figures=lambda peer: {})
+        loop = SimpleNamespace(
+            round=7,
+            figures=lambda: {"push_weight": 1.0},
+            link_figures=lambda peer: {},
+            saver=self.saver,
+            requests=self.members,
+        )
         common = SimpleNamespace(
             local=local,
             runtime=self.runtime,
@@ -106,8 +112,7 @@ class Asked:
             admissions=Admissions(self.log, cast(Any, None), neighbors, None),
             releases=SimpleNamespace(software=lambda: dict(enumerate(SOFTWARE)), needed=3, usable=4),
         )
-        training = SimpleNamespace(loop=loop, saver=self.saver, members=self.members)
-        self.api = OperatorApi(cast(CommonParts, common), cast(TrainingParts, training), cast(PeerList, None))
+        self.api = OperatorApi(cast(CommonParts, common), cast(RoundLoop, loop), cast(PeerList, None))
 
     def ask(self, verb: str, **arguments: object) -> dict[str, Any]:
         return asyncio.run(self.api.control(verb, arguments))

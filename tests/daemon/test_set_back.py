@@ -48,13 +48,13 @@ async def put_back(devices: Devices, peer: int) -> None:
 
 def signs(devices: Devices, peer: int) -> bool:
     """Whether a peer signs how far it is."""
-    return devices.daemons[peer].parts.training.progress is not None
+    return devices.daemons[peer].parts.loop.progress is not None
 
 
 def is_known_beyond(devices: Devices, at: int, peer: int, round_: int, sent: int) -> bool:
     """Whether a neighbour keeps the signed word of a peer that it completed a round after `round_`; where nobody signs
     anything, whether it has let go of frames after the first `sent`, which it would send again until then."""
-    progress = devices.daemons[at].parts.training.progress
+    progress = devices.daemons[at].parts.loop.progress
     if progress is None:
         return devices.links(at).receipts_of(peer)[0] > sent
     said = progress.told_to(peer).shown

@@ -10,8 +10,9 @@ from dataclasses import asdict
 
 from peer import __version__
 from peer.daemon.members.peer_list_reload import PeerList
+from peer.daemon.pairs import PairLoop
 from peer.daemon.parts import CommonParts
-from peer.daemon.training_parts import TrainingParts
+from peer.daemon.rounds import RoundLoop
 from peer.errors import SottoError
 from peer.gossip.membership import ChangeKind
 from peer.net.offences import NOTABLE, advice
@@ -24,11 +25,11 @@ from peer.state.metrics import PAGED, EvaluationRecord, LinkRecord
 class OperatorApi:
     """Answers an operator. Every method raises SottoError, with a sentence, where it cannot do as asked."""
 
-    def __init__(self, common: CommonParts, training: TrainingParts, peer_list: PeerList) -> None:
+    def __init__(self, common: CommonParts, loop: RoundLoop | PairLoop, peer_list: PeerList) -> None:
         self.state = "running"
         """This peer's activity, in a word, until it stops; then its outcome."""
         self._local, self._runtime, self._neighbors = common.local, common.runtime, common.neighbors
-        self._loop, self._saver, self._members = training.loop, training.saver, training.members
+        self._loop, self._saver, self._members = loop, loop.saver, loop.requests
         self._evaluations, self._divergence, self._metrics = common.evaluations, common.divergence, common.metrics
         self._admissions, self._releases, self._peer_list = common.admissions, common.releases, peer_list
 

@@ -273,7 +273,7 @@ class Askers:
 
     def _peer(self) -> None:
         """A peer that asks the members what became of it; peer-2 does not lie."""
-        local, loop = self._parts.common.local, self._parts.training.loop
+        local, loop = self._parts.common.local, self._parts.loop
         own_loss = getattr(loop, "own_loss", None)
 
         async def story() -> None:

@@ -174,7 +174,7 @@ class _Peer:
             access=self.credentials,
             limits=self.limits,
             heartbeat_s=1.0,
-            progress=self.parts.training.progress,
+            progress=self.parts.loop.progress,
         )
 
     @cached_property
