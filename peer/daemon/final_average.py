@@ -36,6 +36,7 @@ from peer.daemon.notes.evaluations import Models
 from peer.daemon.runtime import Runtime
 from peer.errors import PeerUnreachable, RemoteProtocolError, StateError
 from peer.node.statements import is_later
+from peer.proto.sottovoce.v1 import note_pb2 as pb
 from peer.rate_limits import Allowances
 from peer.records import ModelForm
 from peer.state.disk import RealDisk, writing
@@ -111,10 +112,10 @@ class FinalAverage:
         self._file = ShareFile(self.directory / SHARES_NAME, self.layout.size, ())
         self._members: tuple[int, ...] = ()
         """Members of the last round, ascending; empty until it is over here."""
-        self._shares: dict[int, notes.Share] = {}
+        self._shares: dict[int, pb.ShareNote] = {}
         self._notes: dict[int, bytes] = {}
         """Peer → the note with its share."""
-        self._told: dict[int, tuple[notes.Averaged, bytes]] = {}
+        self._told: dict[int, tuple[pb.AverageNote, bytes]] = {}
         self._changes: dict[int, int] = {}
         """Member → its notes on what it has, so far."""
         self._missing: dict[int, set[int]] = {}
@@ -127,7 +128,7 @@ class FinalAverage:
         """(owner, index, chunk), to be written."""
         self._asked: dict[int, dict[_Key, float]] = {}
         """Neighbour → chunk that it was asked for → when."""
-        self._asks: dict[int, deque[notes.ShareChunk]] = {}
+        self._asks: dict[int, deque[pb.ShareChunk]] = {}
         """Neighbour → its requests without an answer."""
         self._answers: dict[int, int] = {}
         """Neighbour → chunks that it was given."""
@@ -216,7 +217,7 @@ class FinalAverage:
             self.neighbors.broadcast(notes.SHARE, note, source)
 
     def _is_later(
-        self, source: int, told: notes.Averaged, note: bytes, known: notes.Averaged, known_note: bytes
+        self, source: int, told: pb.AverageNote, note: bytes, known: pb.AverageNote, known_note: bytes
     ) -> bool:
         if told == known:
             return False
@@ -315,9 +316,9 @@ class FinalAverage:
         self._file.open()
         if not is_told:
             digests = await self.runtime.work(self._file.put_all, self._me, np.asarray(model.x, np.float32))
-            share = notes.Share(self._me, float(model.u), digests)
+            share = pb.ShareNote(peer=self._me, round=self.rounds, weight=float(model.u), digests=digests)
             self._shares[self._me] = share
-            self._notes[self._me] = self.hearsay.statements.sign(notes.SHARE, notes.encode_share(share, self.rounds))
+            self._notes[self._me] = self.hearsay.statements.sign(notes.SHARE, share.SerializeToString())
             self._keep()
         for note in self._notes.values():
             self.neighbors.broadcast(notes.SHARE, note)
@@ -353,7 +354,7 @@ class FinalAverage:
             self._tell(shares, await self.runtime.work(self._write, weight))
 
     @property
-    def _own(self) -> notes.Averaged | None:
+    def _own(self) -> pb.AverageNote | None:
         known = self._told.get(self._me)
         return None if known is None else known[0]
 
@@ -385,11 +386,11 @@ class FinalAverage:
 
     def _digest(self) -> bytes:
         """Return a digest of the shares of all, proofs aside."""
-        return notes.digest_of(notes.encode_share(self._shares[owner], self.rounds) for owner in self._members)
+        return notes.digest_of(self._shares[owner].SerializeToString() for owner in self._members)
 
     def _tell(self, shares: bytes, file: bytes) -> None:
-        told = notes.Averaged(self._me, shares, file)
-        note = self.hearsay.statements.sign(notes.AVERAGE, notes.encode_averaged(told, self.rounds))
+        told = pb.AverageNote(peer=self._me, round=self.rounds, shares=shares, file=file)
+        note = self.hearsay.statements.sign(notes.AVERAGE, told.SerializeToString())
         self._told[self._me] = told, note
         self.neighbors.broadcast(notes.AVERAGE, note)
         self._goes_on()
@@ -455,7 +456,7 @@ class FinalAverage:
                     until = min(until, now + 0.1)
                     break
                 asked[key] = now
-                self._send(peer, notes.ShareChunk(*key, asks=True))
+                self._send(peer, pb.ShareChunk(owner=key[0], index=key[1], asks=True))
         again = [at for at, _ in self._pauses.values() if at > now]
         return min([until, *again])
 
@@ -482,13 +483,13 @@ class FinalAverage:
                 if self._asks.get(peer) is not asks:
                     break  # The connection over which it asked is gone.
                 asks.popleft()
-                self._send(peer, notes.ShareChunk(ask.owner, ask.index, asks=False, data=data))
+                self._send(peer, pb.ShareChunk(owner=ask.owner, index=ask.index, data=data))
                 # Whoever asks for the same again and again keeps nobody from giving up.
                 self._answers[peer] = self._answers.get(peer, 0) + bool(data)
                 if data and self._answers[peer] <= 2 * len(self._members) * self._file.num_chunks:
                     self._progress_at = self.runtime.now()
 
-    def _send(self, peer: int, chunk: notes.ShareChunk) -> None:
+    def _send(self, peer: int, chunk: pb.ShareChunk) -> None:
         self.neighbors.transport.send(peer, 0, notes.encode_chunk(chunk))
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,12 +18,10 @@ from peer.daemon.notes.class_votes import ClassVotes
 from peer.daemon.notes.notes import (
     CLASS_SHARES,
     CLASSES,
-    ClassVote,
     Hearsay,
     class_vote,
     decode_class_vote,
     decode_shares,
-    encode_class_vote,
     encode_shares,
 )
 from peer.daemon.process import Daemon
@@ -31,6 +29,7 @@ from peer.daemon.runtime import Runtime
 from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError, StateError
 from peer.net.handler import MAX_BULLETIN_BYTES
 from peer.node.statements import MAX_PROOF_BYTES, Statements, Unsigned, unsealed
+from peer.proto.sottovoce.v1.note_pb2 import ClassNote
 from peer.state.disk import RealDisk
 from peer.state.kept_file import CLASS_VOTES
 from peer.train.label_adjustment import Float64Array, declared_shares
@@ -80,7 +79,11 @@ class Peer:
 
 
 def told(peer: int, *counts: int, tells_samples: bool = False) -> bytes:
-    return encode_class_vote(class_vote(peer, counts, tells_samples=tells_samples))
+    return class_vote(peer, counts, tells_samples=tells_samples).SerializeToString()
+
+
+def vote_of(peer: int, shares: Sequence[int], samples: int) -> bytes:
+    return ClassNote(peer=peer, shares=shares, samples=samples).SerializeToString()
 
 
 def settled(folder: Path) -> Peer:
@@ -113,16 +116,16 @@ def test_where_samples_count_alike_devices_weigh_by_their_samples(tmp_path: Path
 
 
 def test_a_class_with_a_single_sample_is_not_rounded_away() -> None:
-    assert class_vote(0, (1, 0, 9_999_999), tells_samples=False).shares == (1, 0, 1_000_000)
-    assert decode_class_vote(told(0, 1, 0, 9_999_999), 3).shares == (1, 0, 1_000_000)
+    assert class_vote(0, (1, 0, 9_999_999), tells_samples=False).shares == [1, 0, 1_000_000]
+    assert decode_class_vote(told(0, 1, 0, 9_999_999), 3).shares == [1, 0, 1_000_000]
 
 
 def test_a_vote_on_as_many_classes_as_are_allowed_fits_into_a_note() -> None:
     most = SimpleNamespace(name="many", num_classes=10_000)
     assert declared_shares(cast(Task, most), "vote") is None
     # The longest shares: three bytes each.
-    vote = ClassVote((1 << 31) - 1, (1_000_000,) * most.num_classes, 1 << 53)
-    assert len(encode_class_vote(vote)) + MAX_PROOF_BYTES < MAX_BULLETIN_BYTES
+    vote = vote_of((1 << 31) - 1, [1_000_000] * most.num_classes, 1 << 53)
+    assert len(vote) + MAX_PROOF_BYTES < MAX_BULLETIN_BYTES
     with pytest.raises(ConfigError, match=r"data\.class_shares: task many has 10001 classes, too many"):
         declared_shares(cast(Task, SimpleNamespace(name="many", num_classes=10_001)), "vote")
 
@@ -201,10 +204,10 @@ def test_kept_votes_that_are_damaged_are_named(tmp_path: Path, content: str) -> 
         b"\xff",
         told(1, 1, 1),
         told(1, 1, 1, 1, 1),
-        encode_class_vote(ClassVote(1, (0, 0, 0), 0)),
-        encode_class_vote(ClassVote(1, (4_000_000_000, 0, 0), 0)),
-        encode_class_vote(ClassVote(1, (400_000, 400_000, 100_000), 0)),
-        encode_class_vote(ClassVote(1 << 31, (400_000, 400_000, 200_000), 0)),
+        vote_of(1, (0, 0, 0), 0),
+        vote_of(1, (4_000_000_000, 0, 0), 0),
+        vote_of(1, (400_000, 400_000, 100_000), 0),
+        vote_of(1 << 31, (400_000, 400_000, 200_000), 0),
         told(1, 1, 1, 1, tells_samples=True),
     ],
 )
@@ -220,7 +223,7 @@ def test_a_vote_that_makes_no_sense_is_an_offence(tmp_path: Path, note: bytes) -
 def test_nobody_weighs_more_than_all_samples(tmp_path: Path, samples: int) -> None:
     peer = Peer(tmp_path, voters=(0, 1), total_samples=400)
     with pytest.raises(RemoteProtocolError, match="samples"):
-        peer.votes.heard(1, encode_class_vote(ClassVote(1, (400_000, 400_000, 200_000), samples)))
+        peer.votes.heard(1, vote_of(1, (400_000, 400_000, 200_000), samples))
 
 
 def test_a_liar_moves_the_shares_by_its_own_part_and_no_further(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Collection
 
 import pytest
 
-from peer.daemon.notes.notes import RELEASE, Hearsay, ReleaseTold, encode_release
+from peer.daemon.notes.notes import RELEASE, Hearsay
 from peer.daemon.notes.releases import Releases
 from peer.errors import RemoteProtocolError
 from peer.node.statements import Statements, Unsigned
+from peer.proto.sottovoce.v1.note_pb2 import ReleaseNote
 from peer.protocol import NEWEST, OLDEST
 from tests.daemon.parts import FakeTransport, neighbors_over
 from tests.node.changing_members import Cluster
@@ -34,8 +35,13 @@ class Peer:
         return self.releases.all_speak(NEWEST)
 
 
+def release_of(peer: int, protocol: int, software: str, said_ms: int) -> bytes:
+    told = ReleaseNote(peer=peer, protocol_max=protocol, software=software, said_ms=said_ms)
+    return told.SerializeToString()
+
+
 def told(peer: int, said_ms: int = 1, protocol: int = NEWEST) -> bytes:
-    return encode_release(ReleaseTold(peer, protocol, "sottovoce 0.2.0", said_ms))
+    return release_of(peer, protocol, "sottovoce 0.2.0", said_ms)
 
 
 @pytest.fixture
@@ -106,7 +112,7 @@ def test_news_is_passed_on_and_told_to_who_was_away(peer: Peer) -> None:
 def test_the_software_of_each_member(peer: Peer) -> None:
     peer.transport.protocols[1] = OLDEST
     assert peer.releases.software() == {0: "sottovoce 0.2.0", 1: "sottovoce 0.2.0", 2: "sottovoce 0.3.0", 3: None}
-    peer.releases.heard(1, encode_release(ReleaseTold(3, NEWEST, "sottovoce\n0.3", 1)))
+    peer.releases.heard(1, release_of(3, NEWEST, "sottovoce\n0.3", 1))
     assert peer.releases.software()[3] == "sottovoce 0.3"
 
 
@@ -114,9 +120,9 @@ def test_the_software_of_each_member(peer: Peer) -> None:
     "note",
     [
         b"\xff",
-        encode_release(ReleaseTold(3, 0, "sottovoce", 1)),
-        encode_release(ReleaseTold(3, 1 << 20, "sottovoce", 1)),
-        encode_release(ReleaseTold(3, NEWEST, "sottovoce", 1 << 60)),
+        release_of(3, 0, "sottovoce", 1),
+        release_of(3, 1 << 20, "sottovoce", 1),
+        release_of(3, NEWEST, "sottovoce", 1 << 60),
     ],
 )
 def test_a_note_that_makes_no_sense_is_an_offence(peer: Peer, note: bytes) -> None:

@@ -21,6 +21,7 @@ from peer.node.loss_votes import LOST
 from peer.node.statements import sealed
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.proto.sottovoce.v1.membership_pb2 import LossVote
+from peer.proto.sottovoce.v1.note_pb2 import ReleaseNote
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
 from peer.rate_limits import Allowance
 from peer.state.metrics import EvaluationRecord
@@ -132,10 +133,10 @@ def _start(num_classes: int) -> list[tuple[str, bytes]]:
     """Return what a neighbour says that a peer meets: all that it has heard of 64 devices."""
     said = []
     for peer in range(64):
-        told = notes.ReleaseTold(peer, 5, "sottovoce 0.3.0.dev0", 1 << 41)
-        said.append((notes.RELEASE, notes.encode_release(told)))
+        told = ReleaseNote(peer=peer, protocol_max=5, software="sottovoce 0.3.0.dev0", said_ms=1 << 41)
+        said.append((notes.RELEASE, told.SerializeToString()))
         vote = notes.class_vote(peer, [60] * num_classes, tells_samples=True)
-        said.append((notes.CLASSES, notes.encode_class_vote(vote)))
+        said.append((notes.CLASSES, vote.SerializeToString()))
         for split in ("test", "holdout"):
             counts = (1000,) * num_classes
             record = EvaluationRecord(peer=peer, round=10_000, split=split, correct=counts, total=counts)

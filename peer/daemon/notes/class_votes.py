@@ -27,6 +27,7 @@ from peer.daemon.notes import notes
 from peer.daemon.runtime import Runtime
 from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError
 from peer.node.statements import is_later
+from peer.proto.sottovoce.v1.note_pb2 import ClassNote
 from peer.rate_limits import Allowances
 from peer.state.disk import Disk
 from peer.state.kept_file import CLASS_VOTES
@@ -71,7 +72,7 @@ class ClassVotes:
         self._news, self._answers = Allowances(**_NEWS), Allowances(rate=1 / _AGAIN_S, burst=1)
         self._report_news = Allowances(**_NEWS)
         self._notes: dict[int, bytes] = {}
-        self._votes: dict[int, notes.ClassVote] = {}
+        self._votes: dict[int, ClassNote] = {}
         self._reports: dict[int, tuple[bytes, bytes]] = {}
         """Voter → (digest of the votes that it has, the note that said so)."""
         self.told_two: dict[int, tuple[bytes, bytes]] = {}
@@ -199,7 +200,7 @@ class ClassVotes:
 
     def _digest(self) -> bytes:
         """Return a digest of the votes of all, proofs aside."""
-        return notes.digest_of(notes.encode_class_vote(self._votes[voter]) for voter in sorted(self.voters))
+        return notes.digest_of(self._votes[voter].SerializeToString() for voter in sorted(self.voters))
 
     def _tell_again(self) -> None:
         """Tell all neighbours all that this peer knows."""
@@ -217,9 +218,7 @@ class ClassVotes:
 
     def _vote(self) -> None:
         if self._own.peer in self.voters and self._own.peer not in self._notes:
-            self._notes[self._own.peer] = self.hearsay.statements.sign(
-                notes.CLASSES, notes.encode_class_vote(self._own)
-            )
+            self._notes[self._own.peer] = self.hearsay.statements.sign(notes.CLASSES, self._own.SerializeToString())
             self._votes[self._own.peer] = self._own
 
     def _is_later(self, source: int, voter: int, known: bytes, note: bytes) -> bool:
@@ -227,7 +226,7 @@ class ClassVotes:
         later = is_later(note, known)
         return source == voter and note != known if later is None else later
 
-    def _decoded(self, note: bytes) -> notes.ClassVote:
+    def _decoded(self, note: bytes) -> ClassNote:
         vote = notes.decode_class_vote(note, len(self._own.shares))
         most = self.total_samples or 0
         if not min(1, most) <= vote.samples <= most:

@@ -45,7 +45,7 @@ _MOST_MS = 1 << 53
 _LEAST_WEIGHT = 2.0**-126
 """The smallest push-sum weight of full precision in float32."""
 _REASON_CHARACTERS = 500
-_SOFTWARE_CHARACTERS = 64
+SOFTWARE_CHARACTERS = 64
 _DIGEST_BYTES = 16
 _SHARES_DIGEST_BYTES = 32
 CHUNK_MAGIC = b"SA"
@@ -55,61 +55,6 @@ _SPLITS = {"test": pb.EvaluationNote.TEST, "holdout": pb.EvaluationNote.HOLDOUT}
 _SPLIT_NAMES = {value: name for name, value in _SPLITS.items()}
 
 AnyNote = TypeVar("AnyNote", bound=Message)
-
-
-@dataclass(frozen=True)
-class ReleaseTold:
-    """A peer's statement about its release."""
-
-    peer: int
-    protocol: int
-    """The highest version of the protocol that it speaks."""
-    software: str
-    said_ms: int
-    """When, by its own clock, in milliseconds since 1970."""
-
-
-@dataclass(frozen=True)
-class ClassVote:
-    """Class frequencies in the training data of a peer, as it says."""
-
-    peer: int
-    shares: tuple[int, ...]
-    """One for each class, in millionths."""
-    samples: int
-    """0 where every device counts alike."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """What a member of the last round puts into the average of all models, as it says."""
-
-    peer: int
-    weight: float
-    digests: tuple[bytes, ...]
-    """One for each chunk."""
-
-
-@dataclass(frozen=True)
-class Averaged:
-    """What a peer has of the average, as it says."""
-
-    peer: int
-    shares: bytes
-    """SHA-256 of the shares of all that it knows."""
-    file: bytes
-    """SHA-256 of the file; empty until it is there."""
-
-
-@dataclass(frozen=True)
-class ShareChunk:
-    """A chunk of a share, or a request for one."""
-
-    owner: int
-    index: int
-    asks: bool
-    data: bytes = b""
-    """Nothing in a request, and where the sender does not have it yet."""
 
 
 @dataclass(frozen=True)
@@ -249,48 +194,37 @@ def decode_divergence(note: bytes, rounds: int) -> tuple[int, int, str]:
     return _peer(message.peer), message.round, printable(message.reason)
 
 
-def encode_release(told: ReleaseTold) -> bytes:
-    """Return a peer's note about its release."""
-    return pb.ReleaseNote(
-        peer=told.peer,
-        protocol_max=told.protocol,
-        software=told.software[:_SOFTWARE_CHARACTERS],
-        said_ms=told.said_ms,
-    ).SerializeToString()
+def decode_release(note: bytes) -> pb.ReleaseNote:
+    """Read a peer's note about its release, made printable."""
+    told = _parse(pb.ReleaseNote, note)
+    if not 0 < told.protocol_max < _MOST_PROTOCOL or told.said_ms >= _MOST_MS:
+        raise RemoteProtocolError(f"told of version {told.protocol_max} of the protocol at {told.said_ms} ms")
+    if len(told.software) > SOFTWARE_CHARACTERS:
+        raise RemoteProtocolError(f"told of a release in {len(told.software)} characters")
+    _peer(told.peer)
+    told.software = printable(told.software)
+    return told
 
 
-def decode_release(note: bytes) -> ReleaseTold:
-    """Read a note of `encode_release`, made printable."""
-    message = _parse(pb.ReleaseNote, note)
-    if not 0 < message.protocol_max < _MOST_PROTOCOL or message.said_ms >= _MOST_MS:
-        raise RemoteProtocolError(f"told of version {message.protocol_max} of the protocol at {message.said_ms} ms")
-    if len(message.software) > _SOFTWARE_CHARACTERS:
-        raise RemoteProtocolError(f"told of a release in {len(message.software)} characters")
-    return ReleaseTold(_peer(message.peer), message.protocol_max, printable(message.software), message.said_ms)
-
-
-def class_vote(peer: int, counts: Sequence[int], *, tells_samples: bool) -> ClassVote:
-    """Return the vote of a peer with so many samples of each class, at least one in all. Rounding hides no class."""
+def class_vote(peer: int, counts: Sequence[int], *, tells_samples: bool) -> pb.ClassNote:
+    """Return the vote of a peer with so many samples of each class, at least one in all: shares in millionths, and 0
+    samples where every device counts alike. Rounding hides no class."""
     samples = sum(counts)
-    shares = tuple(max(1, round(_MILLION * count / samples)) if count else 0 for count in counts)
-    return ClassVote(peer, shares, samples if tells_samples else 0)
+    shares = (max(1, round(_MILLION * count / samples)) if count else 0 for count in counts)
+    return pb.ClassNote(peer=peer, shares=shares, samples=samples if tells_samples else 0)
 
 
-def encode_class_vote(vote: ClassVote) -> bytes:
-    """Return a vote as peers tell it to each other."""
-    return pb.ClassNote(peer=vote.peer, shares=vote.shares, samples=vote.samples).SerializeToString()
-
-
-def decode_class_vote(note: bytes, num_classes: int) -> ClassVote:
-    """Read a note of `encode_class_vote`, in a run with so many classes."""
-    message = _parse(pb.ClassNote, note)
-    shares = tuple(message.shares)
-    if len(shares) != num_classes:
-        raise RemoteProtocolError(f"told shares of {len(shares)} classes, where there are {num_classes}")
+def decode_class_vote(note: bytes, num_classes: int) -> pb.ClassNote:
+    """Read a result of `class_vote`, in a run with so many classes."""
+    vote = _parse(pb.ClassNote, note)
+    if len(vote.shares) != num_classes:
+        raise RemoteProtocolError(f"told shares of {len(vote.shares)} classes, where there are {num_classes}")
     # Each is rounded by less than 1.
-    if abs(sum(shares) - _MILLION) > num_classes or message.samples > _MOST_SAMPLES:
-        raise RemoteProtocolError(f"told shares of classes that add up to {sum(shares)}, of {message.samples} samples")
-    return ClassVote(_peer(message.peer), shares, message.samples)
+    total = sum(vote.shares)
+    if abs(total - _MILLION) > num_classes or vote.samples > _MOST_SAMPLES:
+        raise RemoteProtocolError(f"told shares of classes that add up to {total}, of {vote.samples} samples")
+    _peer(vote.peer)
+    return vote
 
 
 def encode_shares(peer: int, digest: bytes) -> bytes:
@@ -306,49 +240,42 @@ def decode_shares(note: bytes) -> tuple[int, bytes]:
     return _peer(message.peer), message.digest
 
 
-def encode_share(share: Share, rounds: int) -> bytes:
-    """Return a share as peers tell it to each other after a run of so many rounds."""
-    return pb.ShareNote(peer=share.peer, round=rounds, weight=share.weight, digests=share.digests).SerializeToString()
-
-
-def decode_share(note: bytes, rounds: int, num_chunks: int, most_weight: float | None) -> Share:
-    """Read a note of `encode_share`. `most_weight`: the largest possible weight; None where all weigh the same."""
-    message = _parse(pb.ShareNote, note)
-    _check_is_last(message.round, rounds)
-    if len(message.digests) != num_chunks or any(len(each) != _DIGEST_BYTES for each in message.digests):
-        raise RemoteProtocolError(f"told of a share in {len(message.digests)} chunks, where there are {num_chunks}")
-    weight = message.weight
+def decode_share(note: bytes, rounds: int, num_chunks: int, most_weight: float | None) -> pb.ShareNote:
+    """Read what a member of the last round puts into the average of all models after a run of so many rounds.
+    `most_weight`: the largest possible weight; None where all weigh the same."""
+    share = _parse(pb.ShareNote, note)
+    _check_is_last(share.round, rounds)
+    if len(share.digests) != num_chunks or any(len(each) != _DIGEST_BYTES for each in share.digests):
+        raise RemoteProtocolError(f"told of a share in {len(share.digests)} chunks, where there are {num_chunks}")
+    weight = share.weight
     if not (weight == 1.0 if most_weight is None else _LEAST_WEIGHT <= weight <= most_weight):
         raise RemoteProtocolError(f"told of a share that weighs {weight:g}, as no honest one does")
-    return Share(_peer(message.peer), weight, tuple(message.digests))
+    _peer(share.peer)
+    return share
 
 
-def encode_averaged(told: Averaged, rounds: int) -> bytes:
-    """Return a peer's note about the average after a run of so many rounds."""
-    return pb.AverageNote(peer=told.peer, round=rounds, shares=told.shares, file=told.file).SerializeToString()
+def decode_averaged(note: bytes, rounds: int) -> pb.AverageNote:
+    """Read a peer's note about what it has of the average after a run of so many rounds."""
+    told = _parse(pb.AverageNote, note)
+    _check_is_last(told.round, rounds)
+    if len(told.shares) != _SHARES_DIGEST_BYTES or len(told.file) not in (0, _SHARES_DIGEST_BYTES):
+        raise RemoteProtocolError(f"told digests of the average of {len(told.shares)} and {len(told.file)} bytes")
+    _peer(told.peer)
+    return told
 
 
-def decode_averaged(note: bytes, rounds: int) -> Averaged:
-    """Read a note of `encode_averaged`."""
-    message = _parse(pb.AverageNote, note)
-    _check_is_last(message.round, rounds)
-    if len(message.shares) != _SHARES_DIGEST_BYTES or len(message.file) not in (0, _SHARES_DIGEST_BYTES):
-        raise RemoteProtocolError(f"told digests of the average of {len(message.shares)} and {len(message.file)} bytes")
-    return Averaged(_peer(message.peer), message.shares, message.file)
-
-
-def encode_chunk(chunk: ShareChunk) -> bytes:
+def encode_chunk(chunk: pb.ShareChunk) -> bytes:
     """Return the frame of a chunk, or of a request for one."""
-    message = pb.ShareChunk(owner=chunk.owner, index=chunk.index, asks=chunk.asks, data=chunk.data)
-    return CHUNK_MAGIC + message.SerializeToString()
+    return CHUNK_MAGIC + chunk.SerializeToString()
 
 
-def decode_chunk(frame: bytes) -> ShareChunk:
-    """Read a frame of `encode_chunk`."""
-    message = _parse(pb.ShareChunk, frame[len(CHUNK_MAGIC) :])
-    if message.asks and message.data:
-        raise RemoteProtocolError(f"asked for a chunk of a share with {len(message.data)} bytes of one")
-    return ShareChunk(_peer(message.owner), message.index, message.asks, message.data)
+def decode_chunk(frame: bytes) -> pb.ShareChunk:
+    """Read a frame of `encode_chunk`. There are no data in a request, and where the sender does not have them yet."""
+    chunk = _parse(pb.ShareChunk, frame[len(CHUNK_MAGIC) :])
+    if chunk.asks and chunk.data:
+        raise RemoteProtocolError(f"asked for a chunk of a share with {len(chunk.data)} bytes of one")
+    _peer(chunk.owner)
+    return chunk
 
 
 def encode_digests(round_: int, digests: Sequence[int]) -> bytes:
@@ -390,10 +317,13 @@ def decode_refusal(note: bytes) -> str:
 
 
 def _parse(kind: type[AnyNote], note: bytes) -> AnyNote:
+    """Return a note without its proof, and without what this version does not know."""
     try:
-        return kind.FromString(note)
+        message = kind.FromString(note)
     except DecodeError:
         raise RemoteProtocolError(f"sent {len(note)} bytes that are no {kind.DESCRIPTOR.name}") from None
+    message.DiscardUnknownFields()
+    return message
 
 
 def _check_round(round_: int, rounds: int) -> None:

@@ -22,6 +22,7 @@ from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes import notes
 from peer.foreign_text import printable
 from peer.node.statements import is_later
+from peer.proto.sottovoce.v1.note_pb2 import ReleaseNote
 from peer.protocol import NEWEST, OLDEST
 from peer.rate_limits import Allowances
 
@@ -121,7 +122,7 @@ class Releases:
         if told.peer == self._peer or not self._is_newer(told, note):
             return  # Before the signature is looked at: every neighbour brings the same.
         if self._hearsay.teller(notes.RELEASE, note, told.peer, source, self._news) is not None:
-            self._known[told.peer] = _Known(told.protocol, told.software, self._now())
+            self._known[told.peer] = _Known(told.protocol_max, told.software, self._now())
             self._notes[told.peer], self._said_ms[told.peer] = note, told.said_ms
             self._once_usable = max(self._once_usable, self.usable)
             self._neighbors.broadcast(notes.RELEASE, note, source)
@@ -135,10 +136,15 @@ class Releases:
                 self._neighbors.broadcast(notes.RELEASE, self._notes[self._peer])
 
     def _say(self) -> None:
-        told = notes.ReleaseTold(self._peer, NEWEST, self._software, int(self._wall_clock() * 1000))
-        self._notes[self._peer] = self._hearsay.statements.sign(notes.RELEASE, notes.encode_release(told))
+        told = ReleaseNote(
+            peer=self._peer,
+            protocol_max=NEWEST,
+            software=self._software[: notes.SOFTWARE_CHARACTERS],
+            said_ms=int(self._wall_clock() * 1000),
+        )
+        self._notes[self._peer] = self._hearsay.statements.sign(notes.RELEASE, told.SerializeToString())
 
-    def _is_newer(self, told: notes.ReleaseTold, note: bytes) -> bool:
+    def _is_newer(self, told: ReleaseNote, note: bytes) -> bool:
         later = is_later(note, self._notes.get(told.peer, b""))
         return told.said_ms > self._said_ms.get(told.peer, -1) if later is None else later
 

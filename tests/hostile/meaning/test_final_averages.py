@@ -37,19 +37,27 @@ def chunks_of(x: np.ndarray) -> list[bytes]:
     return [x[begin : begin + 100].astype("<f4").tobytes() for begin in range(0, LAYOUT.size, 100)]
 
 
+def share_of(peer: int, weight: float, digests: list[bytes]) -> bytes:
+    return pb.ShareNote(peer=peer, round=ROUNDS, weight=weight, digests=digests).SerializeToString()
+
+
+def averaged(told_shares: bytes, file: bytes) -> pb.AverageNote:
+    return pb.AverageNote(peer=LIAR, round=ROUNDS, shares=told_shares, file=file)
+
+
 class Liar:
     """Peer 3, which does nothing but what a test says."""
 
     def __init__(self, net: Net, *, told: dict[int, np.ndarray] | None = None, weight: float = 1.0) -> None:
         """`told`: neighbour → the share that it is told, and given; by default nothing."""
         self.net, self.told, self.weight = net, told or {}, weight
-        self.asked: Callable[[int, notes.ShareChunk], notes.ShareChunk | None] = self.honest
+        self.asked: Callable[[int, pb.ShareChunk], pb.ShareChunk | None] = self.honest
         self.statements: Statements | None = net.statements.get(LIAR)
 
     def share(self, x: np.ndarray) -> bytes:
         return self.signed(
             notes.SHARE,
-            notes.encode_share(notes.Share(LIAR, self.weight, tuple(map(digest, chunks_of(x)))), ROUNDS),
+            share_of(LIAR, self.weight, [*map(digest, chunks_of(x))]),
         )
 
     def signed(self, topic: str, note: bytes) -> bytes:
@@ -59,10 +67,10 @@ class Liar:
         for peer, x in self.told.items():
             self.net.post(LIAR, peer, notes.SHARE, self.share(x))
 
-    def honest(self, peer: int, ask: notes.ShareChunk) -> notes.ShareChunk | None:
+    def honest(self, peer: int, ask: pb.ShareChunk) -> pb.ShareChunk | None:
         if ask.owner != LIAR or peer not in self.told:
-            return notes.ShareChunk(ask.owner, ask.index, asks=False)
-        return notes.ShareChunk(ask.owner, ask.index, asks=False, data=chunks_of(self.told[peer])[ask.index])
+            return pb.ShareChunk(owner=ask.owner, index=ask.index, asks=False)
+        return pb.ShareChunk(owner=ask.owner, index=ask.index, asks=False, data=chunks_of(self.told[peer])[ask.index])
 
     # What a peer has as well.
 
@@ -79,8 +87,8 @@ class Liar:
         """Say whatever the one says that listens."""
         told = notes.decode_averaged(note, ROUNDS)
         if told.peer == source:
-            own = notes.Averaged(LIAR, told.shares, told.file)
-            self.net.post(LIAR, source, notes.AVERAGE, self.signed(notes.AVERAGE, notes.encode_averaged(own, ROUNDS)))
+            own = averaged(told.shares, told.file)
+            self.net.post(LIAR, source, notes.AVERAGE, self.signed(notes.AVERAGE, own.SerializeToString()))
 
     def frame_received(self, peer: int, frame: bytes) -> None:
         chunk = notes.decode_chunk(frame)
@@ -156,8 +164,8 @@ def test_a_note_that_no_honest_member_sends_costs_the_link_and_no_more(tmp_path:
 @pytest.mark.parametrize(
     ("frame", "why"),
     [
-        (notes.encode_chunk(notes.ShareChunk(1, 0, asks=False, data=bytes(400))), "not asked for"),
-        (notes.encode_chunk(notes.ShareChunk(99, 99, asks=False)), "not asked for"),
+        (notes.encode_chunk(pb.ShareChunk(owner=1, index=0, asks=False, data=bytes(400))), "not asked for"),
+        (notes.encode_chunk(pb.ShareChunk(owner=99, index=99, asks=False)), "not asked for"),
         (notes.CHUNK_MAGIC + b"\xff" * 40, "are no ShareChunk"),
         (notes.CHUNK_MAGIC + pb.ShareChunk(owner=1, asks=True, data=b"x").SerializeToString(), "with 1 bytes"),
     ],
@@ -172,7 +180,7 @@ def test_a_frame_that_no_honest_member_sends_costs_the_link_and_no_more(tmp_path
 
 def test_requests_without_end_cost_the_link(tmp_path: Path) -> None:
     net = net_with(tmp_path, COMPLETE)
-    ask = notes.encode_chunk(notes.ShareChunk(0, 0, asks=True))
+    ask = notes.encode_chunk(pb.ShareChunk(owner=0, index=0, asks=True))
 
     def attack() -> None:
         for _ in range(3):
@@ -187,10 +195,10 @@ def test_whoever_passes_on_another_chunk_is_to_blame_and_the_rest_comes_by_other
     net = net_with(tmp_path, RING)
     liar = Liar(net, told={0: x_of(LIAR), 2: x_of(LIAR)})
 
-    def asked(peer: int, ask: notes.ShareChunk) -> notes.ShareChunk | None:
+    def asked(peer: int, ask: pb.ShareChunk) -> pb.ShareChunk | None:
         if ask.owner == LIAR:
             return liar.honest(peer, ask)
-        return notes.ShareChunk(ask.owner, ask.index, asks=False, data=bytes(400))
+        return pb.ShareChunk(owner=ask.owner, index=ask.index, asks=False, data=bytes(400))
 
     liar.asked = asked
     found = run_with(net, liar)
@@ -218,7 +226,7 @@ def test_a_share_in_the_name_of_another_costs_the_link(tmp_path: Path) -> None:
     cluster = Cluster("sgp", seed=0, num_peers=4, num_first=4, signed=True)
     net = net_with(tmp_path, COMPLETE, statements={peer: cluster.statements(peer) for peer in range(4)})
     liar = Liar(net, told=dict.fromkeys(HONEST, x_of(LIAR)))
-    forged = notes.encode_share(notes.Share(1, 1.0, (bytes(16),) * 4), ROUNDS)
+    forged = share_of(1, 1.0, [bytes(16)] * 4)
     found = run_with(net, liar, lambda: net.post(LIAR, 0, notes.SHARE, liar.signed(notes.SHARE, forged)))
     assert [(who, whom) for who, whom, _ in net.blamed] == [(0, LIAR)]
     assert all(isinstance(found[peer], Path) for peer in HONEST)
@@ -234,9 +242,9 @@ def test_one_that_says_something_else_without_end_keeps_nobody_from_giving_up(
     number = count()
 
     def lie() -> None:
-        own = notes.Averaged(LIAR, hashlib.sha256(b"%d" % next(number)).digest(), b"")
+        own = averaged(hashlib.sha256(b"%d" % next(number)).digest(), b"")
         for peer in HONEST:
-            net.post(LIAR, peer, notes.AVERAGE, notes.encode_averaged(own, ROUNDS))
+            net.post(LIAR, peer, notes.AVERAGE, own.SerializeToString())
         asyncio.get_running_loop().call_later(0.02, lie)
 
     async def in_time() -> dict[int, Path | BaseException | None]:
@@ -255,9 +263,9 @@ def test_one_that_never_says_that_it_has_the_file_keeps_it_from_nobody(
 
     def agrees(source: int, note: bytes) -> None:
         told = notes.decode_averaged(note, ROUNDS)
-        own = notes.Averaged(LIAR, told.shares, b"")
+        own = averaged(told.shares, b"")
         if told.peer == source:
-            net.post(LIAR, source, notes.AVERAGE, notes.encode_averaged(own, ROUNDS))
+            net.post(LIAR, source, notes.AVERAGE, own.SerializeToString())
 
     monkeypatch.setattr(liar, "heard_told", agrees)
     found = run_with(net, liar)
