@@ -17,7 +17,7 @@ from peer.errors import UsageError
 from peer.train.eight_bit import attention_kernels, kernels
 from peer.train.eight_bit.attention_kernels import Attended, Operands, joined, split
 from peer.train.eight_bit.linear import Linear
-from peer.train.eight_bit.ranges import RunningRange, grid_over, symmetric_grid_over
+from peer.train.eight_bit.ranges import ANY_GRID, RunningRange, grid_over, symmetric_grid_over
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape, draw_seed
 
 
@@ -37,9 +37,8 @@ class Attention(nn.Module):
         """Return the input of `out_lin` for `x: int8[b, n, d]`, of the same shape, and the tensors to keep."""
         query, key, value = (self._codes(linear, x, tape) for linear in (self.q_lin, self.k_lin, self.v_lin))
         operands = Operands(query, key, value, self.heads, None if tape.padding is None else tape.padding[:, None])
-        grid = self.mixed.grid() or grid_over(*attention_kernels.mix(operands, None)[1])
+        grid = self.mixed.grid() or grid_over(*attention_kernels.mix(operands, ANY_GRID)[1])
         codes, ends, kept = attention_kernels.mix(operands, grid)
-        assert codes is not None
         if tape.training:
             self.mixed.observe_(*ends)
         return Quantized(codes, grid.scale, grid.zero_point), kept
@@ -83,9 +82,8 @@ class _Attention(torch.autograd.Function):
         _, h, n, _ = query.shape
         hidden = torch.ones(1, n, n, dtype=torch.bool, device=query.device).triu_(1) if is_causal else None
         operands = Operands(_codes_of(query), _codes_of(key), _codes_of(value), h, hidden)
-        grid = grid_over(*attention_kernels.mix(operands, None)[1])
+        grid = grid_over(*attention_kernels.mix(operands, ANY_GRID)[1])
         codes, _, ctx.kept = attention_kernels.mix(operands, grid)
-        assert codes is not None
         if any(ctx.needs_input_grad):
             ctx.tape = Tape(recording=True, training=True, seed=draw_seed())
         return split(Quantized(codes, grid.scale, grid.zero_point).dequantize(), operands.shape).to(query.dtype)

@@ -73,19 +73,17 @@ class Attended:
         return b, h, n, self.query.data.shape[2] // h
 
 
-def mix(x: Operands, grid: Grid | None) -> tuple[torch.Tensor | None, tuple[float, float], Attended]:
-    """Return codes int8[b, n, d] of the mixed values, their extremes, and the tensors to keep. Without a grid there are
-    no codes."""
+def mix(x: Operands, grid: Grid) -> tuple[torch.Tensor, tuple[float, float], Attended]:
+    """Return codes int8[b, n, d] of the mixed values, their extremes, and the tensors to keep."""
     b, h, n, _ = x.shape
     if native := _native(x):
-        codes = None if grid is None else torch.empty(x.query.data.shape, dtype=torch.int8)
+        codes, ends = torch.empty(x.query.data.shape, dtype=torch.int8), ffi.new("float[2]")
         probabilities, weights = torch.empty((b, h, n, n), dtype=torch.int8), torch.empty(b * h * n)
         kept = Attended(x.query, x.key, x.value, probabilities, weights)
-        ends, onto = ffi.new("float[2]"), grid or Grid(1.0, 0)
         masks, rows = (1, 1) if x.hidden is None else x.hidden.shape[:2]
         native.eb_attention_mix(
             _heads(native, kept), x.factor, pointer(x.hidden), rows * n if masks > 1 else 0, n // rows,
-            x.value.scale, onto.inverse, onto.zero_point, pointer(codes), ends,
+            x.value.scale, grid.inverse, grid.zero_point, pointer(codes), ends,
         )  # fmt: skip
         return codes, (ends[0], ends[1]), kept
     scores = _product(split(x.query.data, x.shape), split(x.key.data, x.shape).transpose(2, 3), "scores")
@@ -93,8 +91,7 @@ def mix(x: Operands, grid: Grid | None) -> tuple[torch.Tensor | None, tuple[floa
     sums = _product(probabilities, split(x.value.data, x.shape))
     mixed = sums.to(torch.float32).mul_((weights * x.value.scale).view(b, h, n, 1))
     mixed = joined(mixed).view(x.query.data.shape)
-    found = (None, kernels.extremes(mixed)) if grid is None else kernels.quantize(mixed, grid)
-    return *found, Attended(x.query, x.key, x.value, probabilities, weights)
+    return *kernels.quantize(mixed, grid), Attended(x.query, x.key, x.value, probabilities, weights)
 
 
 def gradient_of_value(gradient: Gradient, kept: Attended, keys: Keys) -> Gradient:

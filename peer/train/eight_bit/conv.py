@@ -34,13 +34,12 @@ class RectifiedConv(Layer):
         factor, bias = x.scale * weights.scale, self.bias.detach()
         grid = self.output.grid()
         if grid is None:
-            _, lows, highs = conv_kernels.forward(x.data, x.zero_point, weights, self._product.window, None)
-            grid = grid_over(*self._ends(lows, highs, factor))
+            ends = conv_kernels.extremes(x.data, x.zero_point, weights, self._product.window)
+            grid = grid_over(*self._ends(*ends, factor))
         zero = grid.zero_point + 128
         cut = (float(zero) if self._relu else 0.0, 255.0)
         onto = torch.full_like(bias, factor * grid.inverse), bias * grid.inverse + zero, cut
         codes, lows, highs = conv_kernels.forward(x.data, x.zero_point, weights, self._product.window, onto)
-        assert codes is not None
         if tape.training:
             self.output.observe_(*self._ends(lows, highs, factor))
         tape.save(x, weights.largest)
@@ -91,11 +90,10 @@ class ConvUnit(Layer):
         factor = x.scale * weights.scale
         steps = self.before_norm.steps()
         if steps is None:
-            _, lows, highs = conv_kernels.forward(x.data, x.zero_point, weights, self._product.window, None)
-            steps = ChannelRanges.steps_of(_largest(lows, highs, factor))
+            ends = conv_kernels.extremes(x.data, x.zero_point, weights, self._product.window)
+            steps = ChannelRanges.steps_of(_largest(*ends, factor))
         onto = factor / steps, torch.full_like(steps, 128.0), (1, 255)
         codes, lows, highs = conv_kernels.forward(x.data, x.zero_point, weights, self._product.window, onto)
-        assert codes is not None
         if tape.training:
             self.before_norm.observe_(_largest(lows, highs, factor))
         tape.save(x, weights.largest)

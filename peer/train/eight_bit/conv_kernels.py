@@ -17,7 +17,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 from peer.native import CData, ffi
 from peer.train.eight_bit import kernels
 from peer.train.eight_bit.kernels import done, pointer
-from peer.train.eight_bit.norm_kernels import sum_backward
+from peer.train.eight_bit.norm_kernels import rounded_, sum_backward
 from peer.train.eight_bit.ranges import inverse_step
 from peer.train.eight_bit.scratch import scratch
 from peer.train.eight_bit.stored import as_levels
@@ -112,25 +112,20 @@ def forward(
     zero_point: int,
     weights: Weights,
     window: Window,
-    onto: tuple[torch.Tensor, torch.Tensor, tuple[float, float]] | None,
-) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    onto: tuple[torch.Tensor, torch.Tensor, tuple[float, float]],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return codes uint8[b, h, w, outputs] of acc · scale + shift, cut to `ends` and rounded to nearest, and the least
     and the greatest acc of each output, int32[outputs].
 
     acc = Σ (x − zero_point) · weights, for `x: uint8[b, h, w, inputs]`; `onto` are scale and shift, float32[outputs],
-    and ends. Without these there are no codes.
+    and ends.
     """
     outputs, rows, columns, inputs = weights.codes.shape
+    scale, shift, ends = onto
     native = kernels.native_for(x)
     if native is None or not window.is_native(weights.inputs, outputs):
         acc = product(x, zero_point, weights, window)
-        lows, highs, codes = acc.amin(dim=(0, 1, 2)), acc.amax(dim=(0, 1, 2)), None
-        if onto is not None:
-            scale, shift, ends = onto
-            levels = (acc.to(torch.float32) * scale + shift).nan_to_num_(nan=ends[0]).clamp_(*ends)
-            codes = torch.round(levels).to(torch.uint8)
-        return codes, lows, highs
-    scale, shift, ends = onto or (nothing := torch.zeros(outputs), nothing, (0.0, 0.0))
+        return rounded_(acc.to(torch.float32) * scale + shift, ends), acc.amin(dim=(0, 1, 2)), acc.amax(dim=(0, 1, 2))
     packed = packed_room(outputs, rows * columns * inputs)
     if window.groups > 1:
         native.eb_conv_pack_depthwise(
@@ -140,8 +135,7 @@ def forward(
     else:
         native.eb_conv_pack_forward(pointer(weights.codes), outputs, inputs, rows, columns, pointer(packed))
     b, h, w, _ = x.shape
-    shape = (b, window.results(h), window.results(w), outputs)
-    codes = None if onto is None else torch.empty(shape, dtype=torch.uint8)
+    codes = torch.empty((b, window.results(h), window.results(w), outputs), dtype=torch.uint8)
     lows = torch.full((outputs,), 2**31 - 1, dtype=torch.int32)
     highs = torch.full((outputs,), -(2**31), dtype=torch.int32)
     offset = weights.sums * zero_point
@@ -152,6 +146,12 @@ def forward(
         )
     )  # fmt: skip
     return codes, lows, highs
+
+
+def extremes(x: torch.Tensor, zero_point: int, weights: Weights, window: Window) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the least and the greatest acc of each output, int32[outputs], as `forward` does."""
+    nothing = torch.zeros(len(weights.codes), device=x.device)
+    return forward(x, zero_point, weights, window, (nothing, nothing, (0.0, 0.0)))[1:]
 
 
 def product(x: torch.Tensor, zero_point: int, weights: Weights, window: Window) -> torch.Tensor:

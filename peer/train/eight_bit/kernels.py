@@ -58,14 +58,13 @@ def quantize(values: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, tuple[floa
     return codes, extremes(values)
 
 
-def quantize_weights(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return int8 codes of `weight: float32[n, ...]` around zero, their sums over each row int32[n], and their scale.
+def quantize_weights(weight: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return int8 codes of `weight: float32[n, ...]` around zero, and their sums over each row int32[n]. `largest` is
+    the largest magnitude of the weight.
 
     The codes lie in scratch memory: good until the next weights are quantized.
     """
     rows, columns = weight.shape[0], weight[0].numel()
-    low, high = extremes(weight)
-    largest = max(-low, high)
     inverse = inverse_step(largest)
     codes = scratch("weights", (rows, columns), torch.int8, weight.device)
     sums = torch.empty(rows, dtype=torch.int32, device=weight.device)
@@ -74,7 +73,7 @@ def quantize_weights(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     else:
         codes.copy_(cut(torch.round(weight.reshape(rows, columns) * inverse), -127))
         sums.copy_(codes.sum(dim=1, dtype=torch.int32))
-    return codes.view(weight.shape), sums, largest / 127.0
+    return codes.view(weight.shape), sums
 
 
 def finish_forward(
@@ -82,27 +81,25 @@ def finish_forward(
     offset: torch.Tensor | None,
     factor: float,
     bias: torch.Tensor | None,
-    grid: Grid | None,
+    grid: Grid,
     *,
     relu: bool,
-) -> tuple[torch.Tensor | None, tuple[float, float]]:
-    """Return codes of y = (accumulator − offset) · factor + bias, at least 0 with `relu`, if there is a grid, and the
-    extremes of y.
+) -> tuple[torch.Tensor, tuple[float, float]]:
+    """Return codes of y = (accumulator − offset) · factor + bias, at least 0 with `relu`, and the extremes of y.
 
     `accumulator: int32[m, n]`; `offset: int32[n]` and `bias: float32[n]` belong to the columns.
     """
-    codes = None if grid is None else torch.empty(accumulator.shape, dtype=torch.int8, device=accumulator.device)
+    codes = torch.empty(accumulator.shape, dtype=torch.int8, device=accumulator.device)
     rows, columns = accumulator.shape
     if native := native_for(accumulator):
-        ends, onto = ffi.new("float[2]", (math.inf, -math.inf)), grid or Grid(1.0, 0)
+        ends = ffi.new("float[2]", (math.inf, -math.inf))
         native.eb_finish_forward(
-            pointer(accumulator), rows, columns, pointer(offset), factor, pointer(bias), relu, onto.inverse,
-            onto.zero_point, 0, pointer(codes), ffi.NULL, ends,
+            pointer(accumulator), rows, columns, pointer(offset), factor, pointer(bias), relu, grid.inverse,
+            grid.zero_point, 0, pointer(codes), ffi.NULL, ends,
         )  # fmt: skip
         return codes, (ends[0], ends[1])
     y = _finished(accumulator, offset, factor, bias, relu)
-    if codes is not None and grid is not None:
-        codes.copy_(codes_of(y, grid))
+    codes.copy_(codes_of(y, grid))
     return codes, extremes(y)
 
 
@@ -230,9 +227,9 @@ def codes_of(values: torch.Tensor, grid: Grid) -> torch.Tensor:
     return cut(torch.round(values * grid.inverse) + grid.zero_point, -128).to(torch.int8)
 
 
-def cut(levels: torch.Tensor, low: int) -> torch.Tensor:
-    """Return levels between `low` and 127, NaN as `low`; overwrites them."""
-    return levels.nan_to_num_(nan=float(low)).clamp_(low, 127)
+def cut(levels: torch.Tensor, low: float, high: float = 127) -> torch.Tensor:
+    """Return levels between `low` and `high`, NaN as `low`; overwrites them."""
+    return levels.nan_to_num_(nan=float(low)).clamp_(low, high)
 
 
 def native_for(tensor: torch.Tensor) -> Kernels | None:

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
 from peer.train.eight_bit import kernels, row_kernels
-from peer.train.eight_bit.ranges import RunningRange, grid_over, symmetric_grid_over
+from peer.train.eight_bit.ranges import ANY_GRID, RunningRange, grid_over, symmetric_grid_over
 from peer.train.eight_bit.row_kernels import LayerNormOperands
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
-
-
-@dataclass(frozen=True, slots=True)
-class Normalized:
-    """State for the backward pass: codes of n = (x − mean) / deviation, and 1 / deviation of each row."""
-
-    normal: Quantized
-    deviations: torch.Tensor
-    """float32[m]."""
 
 
 class LayerNorm(nn.Module):
@@ -32,29 +21,27 @@ class LayerNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
         self.normal, self.output = RunningRange(), RunningRange()
 
-    def forward_rows(self, x: LayerNormOperands, tape: Tape) -> tuple[Quantized, Normalized]:
-        """Return y in codes, int8[m, n], and the values to keep for `backward_rows`."""
+    def forward_rows(self, x: LayerNormOperands, tape: Tape) -> tuple[Quantized, Quantized, torch.Tensor]:
+        """Return y in codes, int8[m, n], and the values to keep for `backward_rows`: codes of
+        n = (x − mean) / deviation, and 1 / deviation of each row, float32[m]."""
         gamma, beta = self.weight.detach(), self.bias.detach()
         normal_grid, grid = self.normal.symmetric_grid(), self.output.grid()
         if normal_grid is None or grid is None:
-            _, normal_ends, _, ends, _ = row_kernels.layer_norm(x, gamma, beta, self.epsilon, None, None)
+            _, normal_ends, _, ends, _ = row_kernels.layer_norm(x, gamma, beta, self.epsilon, ANY_GRID, ANY_GRID)
             normal_grid, grid = normal_grid or symmetric_grid_over(*normal_ends), grid or grid_over(*ends)
         normal, normal_ends, codes, ends, deviations = row_kernels.layer_norm(
             x, gamma, beta, self.epsilon, normal_grid, grid
         )
-        assert normal is not None
-        assert codes is not None
         if tape.training:
             self.normal.observe_(*normal_ends)
             self.output.observe_(*ends)
-        return Quantized(codes, grid.scale, grid.zero_point), Normalized(
-            Quantized(normal, normal_grid.scale, 0), deviations
-        )
+        y = Quantized(codes, grid.scale, grid.zero_point)
+        return y, Quantized(normal, normal_grid.scale, 0), deviations
 
-    def backward_rows(self, rows: torch.Tensor, kept: Normalized, tape: Tape) -> Gradient:
+    def backward_rows(self, rows: torch.Tensor, normal: Quantized, deviations: torch.Tensor, tape: Tape) -> Gradient:
         """Return the gradient with regard to x for `rows: bfloat16[m, n]`, and count those of γ and β."""
         data, largest, gamma_gradient = row_kernels.layer_norm_backward(
-            rows, kept.normal.data, kept.normal.scale, kept.deviations, self.weight.detach()
+            rows, normal.data, normal.scale, deviations, self.weight.detach()
         )
         if self.weight.requires_grad:
             tape.add_gradient(self.weight, gamma_gradient)

@@ -10,7 +10,7 @@ from torch import nn
 from peer.train.eight_bit import kernels, linear_kernels
 from peer.train.eight_bit.layer import Layer
 from peer.train.eight_bit.linear_kernels import Operands, OperandsBack
-from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over
+from peer.train.eight_bit.ranges import ANY_GRID, Grid, RunningRange, grid_over
 from peer.train.eight_bit.stored import weight_of
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape, as_rows, rows_like
 
@@ -66,9 +66,8 @@ class Linear(Layer):
         """Return the output in codes, int8[rows, outputs], their grid, `known` from the range or `over` this batch's
         values if it is the first, and the largest magnitude of the weights."""
         operands = self.operands(x)
-        grid = known(self.output) or over(*linear_kernels.forward(operands, None, relu=relu)[1])
+        grid = known(self.output) or over(*linear_kernels.forward(operands, ANY_GRID, relu=relu)[1])
         codes, ends, largest = linear_kernels.forward(operands, grid, relu=relu)
-        assert codes is not None
         if tape.training:
             self.output.observe_(*ends)
         return codes, grid, largest

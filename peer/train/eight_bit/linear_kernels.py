@@ -67,20 +67,18 @@ class OperandsBack:
         return self.gradient.shape[0], self.weight.shape[1]
 
 
-def forward(x: Operands, grid: Grid | None, *, relu: bool) -> tuple[torch.Tensor | None, tuple[float, float], float]:
+def forward(x: Operands, grid: Grid, *, relu: bool) -> tuple[torch.Tensor, tuple[float, float], float]:
     """Return codes int8[rows, outputs] of y, at least 0 with `relu`, the extremes of y, and the largest magnitude of
-    the weights. Without a grid there are no codes."""
+    the weights."""
     if native := _native(x):
-        codes = None if grid is None else torch.empty(x.shape, dtype=torch.int8)
-        ends, onto, weight = ffi.new("float[2]"), grid or Grid(1.0, 0), x.weight.to(torch.float32)
+        codes, ends, weight = torch.empty(x.shape, dtype=torch.int8), ffi.new("float[2]"), x.weight.to(torch.float32)
         largest = native.eb_linear_codes(
             _layer(native, x, weight), pointer(x.codes), x.zero_point, x.scale, pointer(x.bias),
-            relu, onto.inverse, onto.zero_point, pointer(codes), ends,
+            relu, grid.inverse, grid.zero_point, pointer(codes), ends,
         )  # fmt: skip
         return codes, (ends[0], ends[1]), largest
-    weights = _weights(x)
-    acc, offset = _accumulated(x, weights)
-    return *kernels.finish_forward(acc, offset, x.scale * weights.scale, x.bias, grid, relu=relu), weights.largest
+    acc, offset, largest = _accumulated(x)
+    return *kernels.finish_forward(acc, offset, x.scale * (largest / 127.0), x.bias, grid, relu=relu), largest
 
 
 def forward_floats(x: Operands) -> tuple[torch.Tensor, float]:
@@ -90,9 +88,8 @@ def forward_floats(x: Operands) -> tuple[torch.Tensor, float]:
         return y, native.eb_linear_floats(
             _layer(native, x, weight), pointer(x.codes), x.zero_point, x.scale, pointer(x.bias), pointer(y)
         )
-    weights = _weights(x)
-    acc, offset = _accumulated(x, weights)
-    return kernels.finish_forward_floats(acc, offset, x.scale * weights.scale, x.bias), weights.largest
+    acc, offset, largest = _accumulated(x)
+    return kernels.finish_forward_floats(acc, offset, x.scale * (largest / 127.0), x.bias), largest
 
 
 def accumulate(x: Operands) -> tuple[torch.Tensor, float]:
@@ -105,9 +102,8 @@ def accumulate(x: Operands) -> tuple[torch.Tensor, float]:
         weight = x.weight.to(torch.float32)
         largest = native.eb_linear_product(_layer(native, x, weight), pointer(x.codes), x.zero_point, pointer(acc))
         return acc, x.scale * (largest / 127.0)
-    weights = _weights(x)
-    acc, offset = _accumulated(x, weights)
-    return acc if offset is None else acc.sub_(offset), x.scale * weights.scale
+    acc, offset, largest = _accumulated(x)
+    return acc if offset is None else acc.sub_(offset), x.scale * (largest / 127.0)
 
 
 def backward(x: OperandsBack, mask: torch.Tensor | None, masked: int) -> tuple[torch.Tensor, float]:
@@ -202,47 +198,33 @@ def _back(
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """The 8-bit weights of one product; they lie in scratch memory, good until those of the next are taken."""
-
-    codes: torch.Tensor
-    """int8[outputs, inputs]."""
-    sums: torch.Tensor
-    """int32[outputs], the sum of the codes of each result."""
-    largest: float
-    """The largest magnitude of the weights."""
-
-    @property
-    def scale(self) -> float:
-        """One step of the codes."""
-        return self.largest / 127.0
-
-
-def _weights(x: Operands | OperandsBack) -> _Weights:
+def _weights(x: Operands | OperandsBack) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Return the codes of the weights, int8[outputs, inputs], in scratch memory, good until those of the next product
+    are taken; the sum of the codes of each result, int32[outputs]; and the largest magnitude of the weights."""
     largest = x.largest
     if largest is None:
         low, high = kernels.extremes(x.weight)
         largest = max(-low, high)
     if x.weight.dtype == torch.int8:
-        return _Weights(x.weight, x.weight.sum(dim=1, dtype=torch.int32), largest)
-    codes, sums, _ = kernels.quantize_weights(x.weight)
-    return _Weights(codes, sums, largest)
+        return x.weight, x.weight.sum(dim=1, dtype=torch.int32), largest
+    return *kernels.quantize_weights(x.weight, largest), largest
 
 
-def _accumulated(x: Operands, weights: _Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return Σ codes · weights in scratch memory, and the zero point's share of each column."""
+def _accumulated(x: Operands) -> tuple[torch.Tensor, torch.Tensor | None, float]:
+    """Return Σ codes · weights in scratch memory, the zero point's share of each column, and the largest magnitude of
+    the weights."""
+    codes, sums, largest = _weights(x)
     acc = scratch("accumulator", x.shape, torch.int32, x.codes.device)
-    int8_product(x.codes, weights.codes.t(), acc)
-    return acc, weights.sums * x.zero_point if x.zero_point else None
+    int8_product(x.codes, codes.t(), acc)
+    return acc, sums * x.zero_point if x.zero_point else None, largest
 
 
 def _accumulated_back(x: OperandsBack) -> tuple[torch.Tensor, float]:
     """Return Σ codes · weights in scratch memory, and the value of one step of both."""
-    weights = _weights(x)
+    weights, _, largest = _weights(x)
     codes, scale = kernels.quantize_gradient(x.gradient, x.largest_gradient, x.keys)
     acc = scratch("accumulator", x.shape, torch.int32, codes.device)
-    return int8_product(codes, weights.codes, acc), scale * weights.scale
+    return int8_product(codes, weights, acc), scale * (largest / 127.0)
 
 
 _rounds_as_before = False

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from peer.native import CData, ffi
+from peer.train.eight_bit import kernels
 from peer.train.eight_bit.kernels import done, native_for, pointer
 
 Gate = Literal[0, 1, 2]
@@ -116,33 +117,33 @@ def forward(
     inner: torch.Tensor | None,
     factor: torch.Tensor,
     shift: torch.Tensor,
-    cut: tuple[float, float] | None,
+    cut: tuple[float, float],
     addend: Addend | None = None,
-) -> tuple[torch.Tensor | None, tuple[float, float], tuple[float, float]]:
+) -> tuple[torch.Tensor, tuple[float, float], tuple[float, float]]:
     """Return uint8 codes of t · factor + shift, cut to `cut` and rounded to nearest, or of their sum with an `addend`;
-    the extremes before the cut; and those of the sum. Without `cut` only extremes.
+    the extremes before the cut; and those of the sum.
 
     t = q · gate(inner · q); `inner: float32[c]`, `factor` and `shift: float32[b, c]`.
     """
     b, n, c = codes.shape
     if native := native_for(codes):
-        out = None if cut is None else torch.empty_like(codes)
-        ends = ffi.new("float[2]", (math.inf, -math.inf))
+        out, ends = torch.empty_like(codes), ffi.new("float[2]", (math.inf, -math.inf))
         added, ends_of_sum = residual_sum(addend)
         native.eb_norm_forward(
-            pointer(codes), b, n, c, gate, pointer(inner), pointer(factor), pointer(shift), *(cut or (0.0, 0.0)),
-            added, pointer(out), ends,
+            pointer(codes), b, n, c, gate, pointer(inner), pointer(factor), pointer(shift), *cut, added,
+            pointer(out), ends,
         )  # fmt: skip
         return out, (ends[0], ends[1]), (ends_of_sum[0], ends_of_sum[1])
     q = codes.to(torch.float32) - 128.0
     if inner is not None:
         q = q * _gate(gate, q * inner)
     levels = q * factor[:, None] + shift[:, None]
-    found = None if cut is None else _rounded(levels, cut)
-    if found is None or addend is None:
-        return found, _extremes(levels), (math.inf, -math.inf)
+    of_levels = kernels.extremes(levels)
+    found = rounded_(levels, cut)
+    if addend is None:
+        return found, of_levels, (math.inf, -math.inf)
     total, of_total = sum_forward(found, addend.other, addend.factors, addend.shift, addend.cut)
-    return total, _extremes(levels), of_total
+    return total, of_levels, of_total
 
 
 def backward_sums(
@@ -205,21 +206,7 @@ def backward(
         zero = torch.zeros((), device=codes.device)
         result = result + torch.where(codes == ends.lows[:, None], ends.at_low[:, None], zero)
         result = result + torch.where(codes == ends.highs[:, None], ends.at_high[:, None], zero)
-    return _narrowed(result)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchNormGradients:
-    """Gradients from the backward pass of a batch norm."""
-
-    gradient: torch.Tensor
-    """bfloat16[b, n, c], with regard to the norm's input."""
-    largest: float
-    """Its largest magnitude."""
-    of_gamma: torch.Tensor
-    """float32[c]."""
-    of_beta: torch.Tensor
-    """float32[c]."""
+    return kernels.to_bfloat16(result)
 
 
 def batch_norm_backward(
@@ -230,9 +217,9 @@ def batch_norm_backward(
     inverse_deviation: torch.Tensor,
     gamma: torch.Tensor,
     count: float,
-) -> BatchNormGradients | None:
-    """Return the gradients of a batch norm for the gradient of its output, bfloat16[b, n, c]; None where there is no
-    such kernel.
+) -> tuple[torch.Tensor, float, torch.Tensor, torch.Tensor] | None:
+    """Return the gradients of a batch norm for the gradient of its output, bfloat16[b, n, c]: that of its input, of the
+    same shape, and its largest magnitude, and those of γ and β, float32[c]. None where there is no such kernel.
 
     A step of `codes: uint8[b, n, c]` is `steps: float32[c]`; `mean` and `inverse_deviation: float64[c]` are those by
     which the norm centred and scaled, of `count` numbers for each channel, infinitely many if it was not in training.
@@ -253,7 +240,7 @@ def batch_norm_backward(
             pointer(out), largest,
         )
     )  # fmt: skip
-    return BatchNormGradients(out, largest[0], of_gamma, of_beta)
+    return out, largest[0], of_gamma, of_beta
 
 
 def sum_forward(
@@ -261,19 +248,17 @@ def sum_forward(
     b: torch.Tensor,
     factors: tuple[float, float],
     shift: float,
-    cut: tuple[float, float] | None,
-) -> tuple[torch.Tensor | None, tuple[float, float]]:
+    cut: tuple[float, float],
+) -> tuple[torch.Tensor, tuple[float, float]]:
     """Return uint8 codes of a · factors[0] + b · factors[1] + shift, as `forward` does, for codes of equal shape."""
     if native := native_for(a):
-        out = None if cut is None else torch.empty_like(a)
-        ends = ffi.new("float[2]", (math.inf, -math.inf))
-        native.eb_sum_forward(
-            pointer(a), pointer(b), a.numel(), *factors, shift, *(cut or (0.0, 0.0)), pointer(out), ends
-        )
+        out, ends = torch.empty_like(a), ffi.new("float[2]", (math.inf, -math.inf))
+        native.eb_sum_forward(pointer(a), pointer(b), a.numel(), *factors, shift, *cut, pointer(out), ends)
         return out, (ends[0], ends[1])
     one, other, last = (torch.tensor(v, dtype=torch.float32, device=a.device) for v in (*factors, shift))
     levels = (a.to(torch.float32) * one + b.to(torch.float32) * other) + last
-    return None if cut is None else _rounded(levels, cut), _extremes(levels)
+    of_levels = kernels.extremes(levels)
+    return rounded_(levels, cut), of_levels
 
 
 def sum_backward(
@@ -286,7 +271,7 @@ def sum_backward(
         largest = native.eb_sum_backward(pointer(a), pointer(b), a.numel(), pointer(mask), masked, pointer(out))
         return out, largest
     total = a.to(torch.float32) + b.to(torch.float32)
-    return _narrowed(total if mask is None else total.masked_fill_(mask == masked, 0.0))
+    return kernels.to_bfloat16(total if mask is None else total.masked_fill_(mask == masked, 0.0))
 
 
 def max_pool_forward(codes: torch.Tensor, kernel: int, stride: int, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -332,13 +317,13 @@ def max_pool_backward(
                 y, x = row * stride + place // kernel, column * stride + place % kernel
                 taken = places[:, row, column] == place
                 total[:, y, x] += torch.where(taken, g[:, row, column], 0.0)
-    return _narrowed(total[:, padding : padding + h, padding : padding + w])
+    return kernels.to_bfloat16(total[:, padding : padding + h, padding : padding + w])
 
 
 def _gate(gate: Gate, u: torch.Tensor) -> torch.Tensor:
     if gate == SIGMOID:
         return 1.0 / (1.0 + _exponential(-u))
-    return _cut((u + 3.0) * np.float32(1.0 / 6.0).item(), 0.0, 1.0)
+    return kernels.cut((u + 3.0) * np.float32(1.0 / 6.0).item(), 0.0, 1.0)
 
 
 def _gate_slope(gate: Gate, u: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -353,7 +338,7 @@ def _exponential(x: torch.Tensor) -> torch.Tensor:
     def single(value: float | np.float32) -> float:
         return np.float32(value).item()
 
-    x = _cut(x, -87.0, 87.0)
+    x = kernels.cut(x, -87.0, 87.0)
     k = torch.round(x * single(1.44269504))
     r = (x - k * single(0.693359375)) - k * single(-2.12194440e-4)
     p = r * single(np.float32(1.0) / np.float32(120.0)) + single(np.float32(1.0) / np.float32(24.0))
@@ -364,22 +349,9 @@ def _exponential(x: torch.Tensor) -> torch.Tensor:
     return p * powers
 
 
-def _cut(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    return values.nan_to_num(nan=low, posinf=math.inf, neginf=-math.inf).clamp_(low, high)
-
-
-def _rounded(levels: torch.Tensor, cut: tuple[float, float]) -> torch.Tensor:
-    return torch.round(_cut(levels, *cut)).to(torch.uint8)
-
-
-def _extremes(levels: torch.Tensor) -> tuple[float, float]:
-    low, high = torch.aminmax(levels)
-    return low.item(), high.item()
-
-
-def _narrowed(values: torch.Tensor) -> tuple[torch.Tensor, float]:
-    rounded = values.to(torch.bfloat16).contiguous()
-    return rounded, rounded.abs().amax().item()
+def rounded_(levels: torch.Tensor, cut: tuple[float, float]) -> torch.Tensor:
+    """Return the uint8 codes of levels, cut and rounded to nearest; overwrites them."""
+    return torch.round(kernels.cut(levels, *cut)).to(torch.uint8)
 
 
 def _in_turn(values: torch.Tensor) -> torch.Tensor:

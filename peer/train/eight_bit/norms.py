@@ -81,7 +81,7 @@ class NormIn8Bits(ABC, Generic[M]):
         factor, shift = (value.expand(size) for value in (affine.factor, affine.shift))
         grid = output.grid()
         if grid is None:
-            _, ends, _ = norm_kernels.forward(codes, self.gate, inner, _floats(factor), _floats(shift), None)
+            _, ends, _ = norm_kernels.forward(codes, self.gate, inner, _floats(factor), _floats(shift), (0.0, 255.0))
             grid = grid_over(*rectified(ends, relu))
         zero = grid.zero_point + 128
         out, (low, high), ends_of_sum = norm_kernels.forward(
@@ -93,7 +93,6 @@ class NormIn8Bits(ABC, Generic[M]):
             (float(zero) if relu else 0.0, 255.0),
             addend,
         )
-        assert out is not None
         if tape.training:
             output.observe_(*rectified(((low - zero) * grid.scale, (high - zero) * grid.scale), relu))
         tape.save(codes, steps, *affine.kept)
@@ -181,9 +180,10 @@ class _BatchNorm(NormIn8Bits[nn.BatchNorm2d]):
         found = norm_kernels.batch_norm_backward(codes, gradient, steps, mean, inverse, weight.detach(), count)
         if found is None:
             return super()._backward(gradient, codes, steps, kept, tape)
-        _count(tape, weight, found.of_gamma)
-        _count(tape, bias, found.of_beta)
-        return Gradient(found.gradient, found.largest)
+        of_input, largest, of_gamma, of_beta = found
+        _count(tape, weight, of_gamma)
+        _count(tape, bias, of_beta)
+        return Gradient(of_input, largest)
 
 
 class _RangeBatchNorm(NormIn8Bits[RangeBatchNorm]):

@@ -33,6 +33,10 @@ class Grid:
         return 1.0 / self.scale
 
 
+ANY_GRID = Grid(1.0, 0)
+"""Where nothing but the extremes is asked for."""
+
+
 def grid_over(low: float, high: float) -> Grid:
     """Return the grid whose 256 codes reach from `low` to `high`, zero being one of them (gemmlowp)."""
     low, high = min(low, 0.0), max(high, 0.0)

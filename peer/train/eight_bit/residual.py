@@ -72,11 +72,9 @@ class Residual(Layer):
         grid = self.output.grid()
         both = (a.scale, a.zero_point), (b.scale, b.zero_point)
         if grid is None:
-            factors, shift, _ = self._to_grid(*both, Grid(1.0, -128))
-            _, ends = norm_kernels.sum_forward(a.data, b.data, factors, shift, None)
+            _, ends = norm_kernels.sum_forward(a.data, b.data, *self._to_grid(*both, Grid(1.0, -128)))
             grid = grid_over(*rectified(ends, self._relu))
         codes, ends = norm_kernels.sum_forward(a.data, b.data, *self._to_grid(*both, grid))
-        assert codes is not None
         return outermost(codes[..., : y.data.shape[1]]), grid, ends
 
     def _to_grid(

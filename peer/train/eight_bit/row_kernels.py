@@ -166,22 +166,20 @@ def layer_norm(
     gamma: torch.Tensor,
     beta: torch.Tensor,
     epsilon: float,
-    normal_grid: Grid | None,
-    grid: Grid | None,
-) -> tuple[torch.Tensor | None, Ends, torch.Tensor | None, Ends, torch.Tensor]:
+    normal_grid: Grid,
+    grid: Grid,
+) -> tuple[torch.Tensor, Ends, torch.Tensor, Ends, torch.Tensor]:
     """Return codes of n = (x − mean) / deviation on `normal_grid` and of n · γ + β on `grid`, each with the extremes of
-    the numbers; and 1 / deviation of each row, float32[m]. Without a grid there are no codes."""
+    the numbers; and 1 / deviation of each row, float32[m]."""
     rows, columns = x.shape
     deviations = torch.empty(rows, dtype=torch.float32, device=x.device)
-    normal = None if normal_grid is None else torch.empty(rows, columns, dtype=torch.int8, device=x.device)
-    codes = None if grid is None else torch.empty(rows, columns, dtype=torch.int8, device=x.device)
+    normal, codes = (torch.empty(rows, columns, dtype=torch.int8, device=x.device) for _ in range(2))
     if native := x.native:
         of_normal, of_result = (ffi.new("float[2]", (math.inf, -math.inf)) for _ in range(2))
         native.eb_layer_norm(
             pointer(x.accumulator), pointer(x.floats), rows, columns, ffi.NULL, x.factor, pointer(x.bias),
             pointer(x.residual), x.residual_zero, x.residual_scale, epsilon, pointer(gamma), pointer(beta),
-            0.0 if normal_grid is None else normal_grid.inverse, pointer(normal), of_normal,
-            0.0 if grid is None else grid.inverse, 0 if grid is None else grid.zero_point, pointer(codes), of_result,
+            normal_grid.inverse, pointer(normal), of_normal, grid.inverse, grid.zero_point, pointer(codes), of_result,
             pointer(deviations),
         )  # fmt: skip
         return normal, (of_normal[0], of_normal[1]), codes, (of_result[0], of_result[1]), deviations
@@ -193,11 +191,9 @@ def layer_norm(
     deviations.copy_(by.view(-1))
     values = values * by
     ends = extremes(values)
-    if normal is not None and normal_grid is not None:
-        normal.copy_(cut(torch.round(values * normal_grid.inverse), -127))
+    normal.copy_(cut(torch.round(values * normal_grid.inverse), -127))
     values = values * gamma + beta
-    if codes is not None and grid is not None:
-        codes.copy_(codes_of(values, grid))
+    codes.copy_(codes_of(values, grid))
     return normal, ends, codes, extremes(values), deviations
 
 

@@ -9,7 +9,7 @@ from peer.train.eight_bit import linear_kernels, row_kernels
 from peer.train.eight_bit.attention import Attention
 from peer.train.eight_bit.attention_kernels import Attended
 from peer.train.eight_bit.layer import Layer, masked
-from peer.train.eight_bit.layer_norm import LayerNorm, Normalized
+from peer.train.eight_bit.layer_norm import LayerNorm
 from peer.train.eight_bit.linear import Linear
 from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over
 from peer.train.eight_bit.row_kernels import GELU_LEAST, LayerNormOperands
@@ -37,15 +37,15 @@ class TokenEmbedding(Layer):
         tape.padding = pieces == self.padding
         b, n = pieces.shape
         vectors = rows_of(self.word_embeddings, pieces) + rows_of(self.position_embeddings, slice(n))
-        y, kept = self.LayerNorm.forward_rows(LayerNormOperands(floats=vectors.view(b * n, -1)), tape)
-        tape.save(pieces, kept.normal, kept.deviations)
+        y, *kept = self.LayerNorm.forward_rows(LayerNormOperands(floats=vectors.view(b * n, -1)), tape)
+        tape.save(pieces, *kept)
         return y.with_data(y.data.view(b, n, -1))
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
         pieces, normal, deviations = tape.take()
-        kept = Normalized(normal, deviations)
         b, n = pieces.shape
-        rows = self.LayerNorm.backward_rows(gradient.data.reshape(b * n, -1), kept, tape).data.to(torch.float32)
+        of_sum = self.LayerNorm.backward_rows(gradient.data.reshape(b * n, -1), normal, deviations, tape)
+        rows = of_sum.data.to(torch.float32)
         words, positions = self.word_embeddings.weight, self.position_embeddings.weight
         if words.requires_grad:
             tape.add_gradient(words, torch.zeros_like(words).index_add_(0, pieces.view(-1), rows))
@@ -82,18 +82,18 @@ class TransformerBlock(Layer):
         x = x.signed()
         shape = x.data.shape
         mixed, attended = self.attention.mix(x, tape)
-        middle, first = self._add_and_normalize(self.attention.out_lin, mixed, x, self.sa_layer_norm, tape)
+        middle, *first = self._add_and_normalize(self.attention.out_lin, mixed, x, self.sa_layer_norm, tape)
         tape.save(
-            x, mixed, first.normal, first.deviations,
+            x, mixed, *first,
             attended.query, attended.key, attended.value, attended.probabilities, attended.weights,
         )  # fmt: skip
         lin1 = self._linear("lin1")
         codes, grid, _ = lin1.codes(middle, tape, RunningRange.grid, grid_over, relu=False)
         hidden = Quantized(codes, grid.scale, grid.zero_point)
-        result, second = self._add_and_normalize(
+        result, *second = self._add_and_normalize(
             self._linear("lin2"), _gelu(hidden)[0], middle, self.output_layer_norm, tape
         )
-        tape.save(middle, hidden, second.normal, second.deviations)
+        tape.save(middle, hidden, *second)
         return result.with_data(result.data.view(shape))
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
@@ -104,7 +104,7 @@ class TransformerBlock(Layer):
         """Return the gradient with regard to the linear layers' input, bfloat16[rows, d]."""
         lin1, lin2 = self._linear("lin1"), self._linear("lin2")
         middle, hidden, normal, deviations = tape.take()
-        total = self.output_layer_norm.backward_rows(rows, Normalized(normal, deviations), tape)
+        total = self.output_layer_norm.backward_rows(rows, normal, deviations, tape)
         activated, slopes = _gelu(hidden)
         lin2.count_gradients(total.data, activated, tape)
         del activated, normal
@@ -118,7 +118,7 @@ class TransformerBlock(Layer):
         """Return the gradient with regard to the block's input, of its shape, for `rows: bfloat16[rows, d]`."""
         attention = self.attention
         x, mixed, normal, deviations, *attended = tape.take()
-        total = self.sa_layer_norm.backward_rows(rows, Normalized(normal, deviations), tape)
+        total = self.sa_layer_norm.backward_rows(rows, normal, deviations, tape)
         del rows, normal
         attention.out_lin.count_gradients(total.data, mixed, tape)
         of_mixed = Gradient(*linear_kernels.backward(attention.out_lin.operands_back(total, tape), None, 0))
@@ -141,7 +141,7 @@ class TransformerBlock(Layer):
     @staticmethod
     def _add_and_normalize(
         linear: Linear, x: Quantized, residual: Quantized, norm: LayerNorm, tape: Tape
-    ) -> tuple[Quantized, Normalized]:
+    ) -> tuple[Quantized, Quantized, torch.Tensor]:
         """Return norm(linear(x) + residual), int8[rows, d], and the values that the norm keeps."""
         product = linear.operands(x)
         accumulator, factor = linear_kernels.accumulate(product)

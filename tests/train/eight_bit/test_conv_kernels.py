@@ -69,7 +69,7 @@ def test_forward_products_are_those_of_float64(shape: tuple[int, ...]) -> None:
     assert torch.equal(highs, expected.amax(dim=(0, 1, 2)).to(torch.int32))
     assert torch.equal(codes, torch.round((expected.float() * scale + shift).clamp(3, 250)).to(torch.uint8))
     assert torch.equal(conv_kernels.product(x, 77, weights, window), expected.to(torch.int32))
-    _, *measured = conv_kernels.forward(x, 77, weights, window, None)
+    measured = conv_kernels.extremes(x, 77, weights, window)
     assert torch.equal(measured[0], lows)
     assert torch.equal(measured[1], highs)
 
@@ -144,7 +144,7 @@ def test_channels_one_at_a_time(b: int, h: int, w: int, channels: int, kernel: i
     assert torch.equal(codes, torch.round((expected.float() * scale + shift).clamp(3, 250)).to(torch.uint8))
     assert torch.equal(lows, expected.amin(dim=(0, 1, 2)).to(torch.int32))
     assert torch.equal(highs, expected.amax(dim=(0, 1, 2)).to(torch.int32))
-    _, *measured = conv_kernels.forward(x, 50, weights, window, None)
+    measured = conv_kernels.extremes(x, 50, weights, window)
     assert torch.equal(torch.stack(measured), torch.stack((lows, highs)))
 
     g = torch.randint(-127, 128, tuple(expected.shape), dtype=torch.int8)
@@ -179,7 +179,7 @@ def test_groups_of_several_channels(inputs: int, outputs: int, groups: int) -> N
     weight, weights = weights_of(inputs // groups, outputs, 3)
     levels = weights.codes[..., : inputs // groups].permute(0, 3, 1, 2).double()
     expected = functional.conv2d(plain(x) - 50, levels, **sizes).permute(0, 2, 3, 1)
-    _, lows, highs = conv_kernels.forward(x, 50, weights, window, None)
+    lows, highs = conv_kernels.extremes(x, 50, weights, window)
     assert torch.equal(lows, expected.amin(dim=(0, 1, 2)).to(torch.int32))
     assert torch.equal(highs, expected.amax(dim=(0, 1, 2)).to(torch.int32))
     g = torch.randint(-127, 128, tuple(expected.shape), dtype=torch.int8)
