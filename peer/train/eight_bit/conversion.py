@@ -6,7 +6,6 @@ import copy
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -56,14 +55,8 @@ def convert(model: nn.Module, *, leave: Sequence[str] = ()) -> nn.Module:
     return converted
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Consecutive modules of a sequence, and their 8-bit layer, if there is one."""
-
-    names: tuple[str, ...]
-    layer: Layer | None = None
-    multiplies: bool = False
-    """Whether it is a product, for which numbers are worth being quantized."""
+_PRODUCTS = (Linear, ConvUnit, RectifiedConv)
+"""Layers for which numbers are worth being quantized."""
 
 
 class _Conversion:
@@ -83,7 +76,7 @@ class _Conversion:
         if type(module) is nn.Sequential:
             return self._sequence(module, name)
         layer = _layer_of(module)
-        if layer is not None and layer.multiplies:
+        if isinstance(layer, _PRODUCTS):
             return self._network({"layer": layer})
         # Not `named_children`, which leaves out a module that is there twice.
         children = {child: part for child, part in module._modules.items() if part is not None}
@@ -97,43 +90,43 @@ class _Conversion:
     def _sequence(self, sequence: nn.Sequential, name: str) -> nn.Module:
         """Return the steps of a sequence, those that follow each other in 8 bits as one network."""
         parts: list[tuple[str, nn.Module]] = []
-        run: list[_Step] = []
+        run: list[tuple[tuple[str, ...], Layer]] = []
 
         def end_run() -> None:
-            if any(step.multiplies for step in run):
-                layers = {step.names[0]: step for step in run}
-                parts.append((run[0].names[0], self._network(layers)))
+            layers = {names[0]: layer for names, layer in run}
+            if any(isinstance(layer, _PRODUCTS) for layer in layers.values()):
+                parts.append((next(iter(layers)), self._network(layers)))
             else:
-                parts.extend((each, sequence.get_submodule(each)) for step in run for each in step.names)
+                parts.extend((each, sequence.get_submodule(each)) for names, _ in run for each in names)
             run.clear()
 
-        for step in self._steps(sequence, name):
-            if step.layer is not None:
-                run.append(step)
+        for names, layer in self._steps(sequence, name):
+            if layer is not None:
+                run.append((names, layer))
                 continue
             end_run()
-            parts.extend((each, self.of(sequence.get_submodule(each), _joined(name, each))) for each in step.names)
+            parts.extend((each, self.of(sequence.get_submodule(each), _joined(name, each))) for each in names)
         end_run()
         if len(parts) == 1 and isinstance(parts[0][1], Network):
             return parts[0][1]
         return nn.Sequential(OrderedDict(parts))
 
-    def _steps(self, sequence: nn.Sequential, name: str) -> Iterator[_Step]:
-        """Yield the steps of a sequence; a convolution takes its norm and its ReLU along."""
+    def _steps(self, sequence: nn.Sequential, name: str) -> Iterator[tuple[tuple[str, ...], Layer | None]]:
+        """Yield the names of consecutive modules of a sequence, and their 8-bit layer, if there is one; a convolution
+        takes its norm and its ReLU along."""
         modules = [(each, module) for each, module in sequence._modules.items() if module is not None]
         at = 0
         while at < len(modules):
             following = [
                 None if self._is_left(_joined(name, each)) else module for each, module in modules[at : at + 3]
             ]
-            step, taken = _step(*following, *[None] * (3 - len(following)))
-            names = tuple(each for each, _ in modules[at : at + taken])
-            yield _Step(names, step.layer, step.multiplies) if step is not None else _Step(names)
+            layer, taken = _step(*following, *[None] * (3 - len(following)))
+            yield tuple(each for each, _ in modules[at : at + taken]), layer
             at += taken
 
-    def _network(self, steps: dict[str, _Step]) -> Network:
+    def _network(self, layers: dict[str, Layer]) -> Network:
         self.networks += 1
-        return Network({name: step.layer for name, step in steps.items() if step.layer is not None})
+        return Network(layers)
 
     def _is_left(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._leave)
@@ -146,35 +139,35 @@ class _Conversion:
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def _step(first: nn.Module | None, second: nn.Module | None, third: nn.Module | None) -> tuple[_Step | None, int]:
+def _step(first: nn.Module | None, second: nn.Module | None, third: nn.Module | None) -> tuple[Layer | None, int]:
     """Return the 8-bit layer for a module of a sequence, or None, and the number of modules that it replaces."""
     if isinstance(first, nn.Conv2d) and first.bias is None and _is_square(first) and _has_statistics(second):
         assert second is not None
         relu = type(third) is nn.ReLU
-        return _Step((), ConvUnit(first, second, activate=relu), multiplies=True), 2 + relu
+        return ConvUnit(first, second, activate=relu), 2 + relu
     if isinstance(first, nn.Conv2d) and type(second) is nn.ReLU and _layer_of(first) is not None:
-        return _Step((), RectifiedConv(first, activate=True), multiplies=True), 2
+        return RectifiedConv(first, activate=True), 2
     if isinstance(first, nn.AdaptiveAvgPool2d) and first.output_size in (1, (1, 1)) and _flattens(second):
-        return _Step((), AveragePool()), 2
+        return AveragePool(), 2
     return (None if first is None else _layer_of(first)), 1
 
 
-def _layer_of(module: nn.Module) -> _Step | None:
+def _layer_of(module: nn.Module) -> Layer | None:
     """Return the 8-bit layer for a module by itself; None without a counterpart."""
     if type(module) is nn.Linear:
-        return _Step((), Linear(module), multiplies=True)
+        return Linear(module)
     if isinstance(module, nn.Conv2d) and module.bias is not None and _is_square(module):
-        return _Step((), RectifiedConv(module, activate=False), multiplies=True)
+        return RectifiedConv(module, activate=False)
     if type(module) is nn.ReLU:
-        return _Step((), ReLU())
+        return ReLU()
     if _flattens(module):
-        return _Step((), Flatten())
+        return Flatten()
     if type(module) is nn.MaxPool2d and not (module.ceil_mode or module.return_indices):
         kernel, stride, padding = map(_side, (module.kernel_size, module.stride, module.padding))
         if kernel is None or stride is None or padding is None or _side(module.dilation) != 1:
             return None
         if kernel <= 16 and padding * 2 <= kernel:
-            return _Step((), MaxPool(kernel, stride=stride, padding=padding))
+            return MaxPool(kernel, stride=stride, padding=padding)
     return None
 
 
