@@ -38,15 +38,11 @@ class TensorData:
                 f"shape {list(chosen.shape)} and type {chosen.dtype}: pass labels= if the targets are not classes"
             )
         self._tensors = tensors
-        self._labels = chosen.to("cpu", torch.int64)
+        self.labels = chosen.to("cpu", torch.int64)
+        """int64[m], on the CPU."""
 
     def __len__(self) -> int:
-        return len(self._labels)
-
-    @property
-    def labels(self) -> torch.Tensor:
-        """int64[m], on the CPU."""
-        return self._labels
+        return len(self.labels)
 
     def batch(self, indices: torch.Tensor) -> Batch:
         """Return new tensors with the rows at `indices: int64[b]`, on the device of the data set."""
@@ -54,7 +50,7 @@ class TensorData:
 
     def to(self, device: torch.device) -> TensorData:
         """Return the data set with its tensors on `device`."""
-        return TensorData(*(tensor.to(device) for tensor in self._tensors), labels=self._labels)
+        return TensorData(*(tensor.to(device) for tensor in self._tensors), labels=self.labels)
 
 
 class ImageData:
@@ -65,8 +61,8 @@ class ImageData:
     ) -> None:
         """Hold `images: uint8[m, c, h, w]` and `labels: int64[m]`; `mean` and `std`, one a channel,
         are those of pixels in [0, 1]."""
-        self._images, self._labels = images, labels.to("cpu", torch.int64)
-        self._targets = self._labels.to(images.device)
+        self._images, self.labels = images, labels.to("cpu", torch.int64)
+        self._targets = self.labels.to(images.device)
         self._mean, self._std = mean, std
         self._scale = torch.tensor([1 / (255 * s) for s in std], device=images.device).view(-1, 1, 1)
         self._shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=images.device).view(
@@ -74,12 +70,7 @@ class ImageData:
         )
 
     def __len__(self) -> int:
-        return len(self._labels)
-
-    @property
-    def labels(self) -> torch.Tensor:
-        """int64[m], on the CPU."""
-        return self._labels
+        return len(self.labels)
 
     def batch(self, indices: torch.Tensor) -> Batch:
         """Return normalised images float32[b, c, h, w] and labels int64[b]."""
@@ -89,7 +80,7 @@ class ImageData:
 
     def to(self, device: torch.device) -> ImageData:
         """Return the data set with its images on `device`."""
-        return ImageData(self._images.to(device), self._labels, mean=self._mean, std=self._std)
+        return ImageData(self._images.to(device), self.labels, mean=self._mean, std=self._std)
 
 
 def logits_of(model: torch.nn.Module, batch: Batch | dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

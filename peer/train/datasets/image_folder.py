@@ -98,17 +98,12 @@ class FolderData:
         self._pixels = torch.empty((len(images.paths), 3, size, size), dtype=torch.uint8)
         self._data = ImageData(self._pixels, images.labels, mean=MEAN, std=STD)
         self._decoded = np.zeros(len(images.paths), bool)
-        self._paths, self._size = images.paths, size
+        self._paths, self._size, self.labels = images.paths, size, images.labels
         self.found = images.found
         """The images found and the entries left out, as sentences."""
 
     def __len__(self) -> int:
         return len(self._paths)
-
-    @property
-    def labels(self) -> torch.Tensor:
-        """int64[m]."""
-        return self._data.labels
 
     def read_all(self) -> None:
         """Decode every image. Raises DataError, with its name, for a file that is none."""

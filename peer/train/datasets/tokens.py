@@ -110,22 +110,17 @@ class TextData:
 
     def __init__(self, sentences: Sentences, tokenizer: Tokenizer, *, padding: int) -> None:
         """`padding` is the number that fills up shorter sentences: that of "[PAD]" in the vocabulary."""
-        self._sentences, self._tokenizer, self._padding = sentences, tokenizer, padding
+        self._texts, self.labels, self._tokenizer, self._padding = sentences.texts, sentences.labels, tokenizer, padding
 
     def __len__(self) -> int:
-        return len(self._sentences.texts)
-
-    @property
-    def labels(self) -> torch.Tensor:
-        """int64[m]."""
-        return self._sentences.labels
+        return len(self._texts)
 
     def batch(self, indices: torch.Tensor) -> Batch:
         """Return pieces int64[b, n], n the longest of the batch rounded up to 8, with padding, and labels int64[b]."""
-        texts = [self._sentences.texts[index] for index in indices.tolist()]
+        texts = [self._texts[index] for index in indices.tolist()]
         encoded = [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
         longest = -(-max(len(ids) for ids in encoded) // MULTIPLE) * MULTIPLE
         pieces = torch.full((len(encoded), longest), self._padding, dtype=torch.int64)
         for row, ids in enumerate(encoded):
             pieces[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
-        return pieces, self._sentences.labels.index_select(0, indices)
+        return pieces, self.labels.index_select(0, indices)
