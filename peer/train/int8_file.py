@@ -18,7 +18,7 @@ import torch
 
 from peer.errors import DataError
 from peer.train.eight_bit.stored import SCALE_SUFFIX, store_
-from peer.train.model_file import named_tensors, open_tensors, refuse_not_finite, write_tensors
+from peer.train.model_file import named_tensors, open_tensors, read_like, take_, write_tensors
 from peer.train.precision import make_model
 from peer.train.task import Task
 
@@ -63,19 +63,12 @@ def load_int8(task: Task, path: Path) -> torch.nn.Module:
             lacking = [part for part in parts if part not in names]
             if lacking:
                 raise DataError(f"model file {path} lacks {', '.join(lacking)}")
-            value = file.get_tensor(name)
-            if value.shape != tensor.shape:
-                raise DataError(
-                    f"model file {path}: {name} has shape {list(value.shape)}, but the model needs {list(tensor.shape)}"
-                )
+            value = read_like(file, path, name, tensor)
             if len(parts) == 2:
                 coded[name] = _checked(path, name, value, file.get_tensor(parts[1]))
             else:
                 read[name] = value
-    refuse_not_finite(read, path)
-    with torch.no_grad():
-        for name, value in read.items():
-            wanted[name].copy_(value)
+    take_(wanted, read, path)
     for name, (codes, scale) in coded.items():
         module, _, own = name.rpartition(".")
         store_(model.get_submodule(module), own, codes, scale)

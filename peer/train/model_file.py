@@ -250,11 +250,26 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
         raise DataError(f"{path} is not a valid safetensors file: {error}") from None
 
 
-def refuse_not_finite(read: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Raise DataError if a tensor of a file holds NaN or infinity."""
+def read_like(file: TensorFile, path: Path, name: str, own: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a file. Raises DataError unless it has the shape of the model's own."""
+    shape = list(file.get_slice(name).get_shape())
+    if shape != list(own.shape):
+        raise DataError(f"model file {path}: {name} has shape {shape}, but the model needs {list(own.shape)}")
+    return file.get_tensor(name)
+
+
+def take_(own: Mapping[str, torch.Tensor], read: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Set tensors of a model to those of a file, by name. Raises DataError, and changes nothing, for values that are
+    not finite or of another type."""
     for name, value in read.items():
         if value.is_floating_point() and not torch.isfinite(value).all():
             raise DataError(f"model file {path}: {name} contains values that are not finite")
+    for name, value in read.items():
+        if value.is_floating_point() != own[name].is_floating_point():
+            raise DataError(f"model file {path}: {name} has type {value.dtype}, but the model needs {own[name].dtype}")
+    with torch.no_grad():
+        for name, value in read.items():
+            own[name].copy_(value)
 
 
 def load_model_(model: torch.nn.Module, path: Path) -> None:
@@ -275,27 +290,13 @@ def load_model_(model: torch.nn.Module, path: Path) -> None:
         excess = sorted(names - wanted.keys() - tied.keys())
         if excess:
             raise DataError(f"model file {path} contains {_listed(excess)}, which the model does not have")
-        for name, tensor in wanted.items():
-            shape = file.get_slice(name).get_shape()
-            if list(shape) != list(tensor.shape):
-                raise DataError(
-                    f"model file {path}: {name} has shape {shape}, but the model needs {list(tensor.shape)}"
-                )
-        read = {name: file.get_tensor(name) for name in wanted}
+        read = {name: read_like(file, path, name, tensor) for name, tensor in wanted.items()}
         for name in sorted(names & tied.keys()):
             if not torch.equal(file.get_tensor(name), read[tied[name]]):
                 raise DataError(
                     f"model file {path}: {name} and {tied[name]} differ, but the model has one tensor for both"
                 )
-    refuse_not_finite(read, path)
-    for name, tensor in read.items():
-        if tensor.is_floating_point() != wanted[name].is_floating_point():
-            raise DataError(
-                f"model file {path}: {name} has type {tensor.dtype}, but the model needs {wanted[name].dtype}"
-            )
-    with torch.no_grad():
-        for name, tensor in read.items():
-            wanted[name].copy_(tensor)
+    take_(wanted, read, path)
 
 
 def start_model(model: torch.nn.Module, *, without: Container[str] = ()) -> StartModel:

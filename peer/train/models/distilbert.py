@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from peer.errors import DataError
 from peer.train.layers import FULL_PRECISION, Layers
-from peer.train.model_file import open_tensors, refuse_not_finite
+from peer.train.model_file import open_tensors, read_like, take_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,19 +89,8 @@ def load_published_(model: nn.Module, path: Path) -> None:
                 continue
             if shape is None:
                 raise DataError(f"model file {path} lacks {key}")
-            if shape != list(parameter.shape):
-                raise DataError(
-                    f"model file {path}: {key} has shape {shape}, but the model needs {list(parameter.shape)}"
-                )
-            read[name] = file.get_tensor(key)
-    refuse_not_finite(read, path)
-    with torch.no_grad():
-        for name, tensor in read.items():
-            if not tensor.is_floating_point():
-                raise DataError(
-                    f"model file {path}: {name} has type {tensor.dtype}, but the model needs {parameters[name].dtype}"
-                )
-            parameters[name].copy_(tensor)
+            read[name] = read_like(file, path, key, parameter)
+    take_(parameters, read, path)
 
 
 def _draw_(model: nn.Module) -> None:
