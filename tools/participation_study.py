@@ -106,12 +106,11 @@ def rows(config: Config, peers: int, arguments: argparse.Namespace, *, travel: b
     run.run()
     print(f"{peers:,} peers: {time.process_time() - started:.0f} s, evaluating", file=sys.stderr, flush=True)
     drawn = int(run.times_drawn.sum()) / config.run.rounds
-    alone = single_process(
+    alone, _ = single_process(
         run.setup.task,
-        config.training,
+        config.training.model_copy(update={"batch_size": round(config.training.batch_size * drawn)}),
         rounds=config.run.rounds,
         seed=config.run.seed,
-        batch_size=round(config.training.batch_size * drawn),
         device=config.peer.device,
         base=run.setup.base,
     )
@@ -128,7 +127,7 @@ def rows(config: Config, peers: int, arguments: argparse.Namespace, *, travel: b
             np.median(accuracies),
             accuracies.mean(),
             averaged,
-            alone.evaluation.accuracy,
+            alone.accuracy,
         ]
         cells = [
             f"{peers:,}",

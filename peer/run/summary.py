@@ -219,17 +219,17 @@ def train_single_process(setup: RunSetup, tell: Callable[[], None] = lambda: Non
     Its batch is that of all peers together, so that it sees as many samples as the whole run; it computes in full
     precision, so that the comparison also shows the cost of bfloat16 or 8 bits.
     """
+    changes = {"precision": "float32", "batch_size": config.training.batch_size * setup.num_peers}
     config = setup.config
     return single_process(
         setup.task,
-        config.training.model_copy(update={"precision": "float32"}),
+        config.training.model_copy(update=changes),
         rounds=config.run.rounds,
         seed=config.run.seed,
-        batch_size=config.training.batch_size * setup.num_peers,
         device=config.peer.device,
         base=setup.base,
         tell=tell,
-    ).evaluation
+    )[0]
 
 
 def _told(summary: Summary, own: Sequence[EvaluationRecord]) -> dict[str, Better]:

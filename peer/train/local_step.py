@@ -452,15 +452,12 @@ class Trainer(StartedTraining):
                 hook.remove()
         return len(self._parameters) - len(numbers)
 
-    def batch_loss(self, t: int, module: torch.nn.Module | None = None, *, local: int = 0) -> torch.Tensor:
-        """Return the mean loss of one batch of round t at the parameters that the model holds, to be differentiated.
-
-        `module`: what is called in place of `model`, which it wraps.
-        """
+    def batch_loss(self, t: int, *, local: int = 0) -> torch.Tensor:
+        """Return the mean loss of one batch of round t at the parameters that the model holds, to be differentiated."""
         batch = self._batch(t, local)
         with GENERATOR:
             seed_operators(self.seed, self.peer, t, local, self.device)
-            loss = self._loss(self.model if module is None else module, batch)
+            loss = self._loss(self.model, batch)
         if loss.ndim:
             raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it must be a scalar")
         return loss
