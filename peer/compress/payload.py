@@ -134,21 +134,3 @@ def num_values(payload: LayerPayload) -> int:
     if isinstance(payload, WholeIntegers):
         return payload.integers.size
     return payload.codes.size
-
-
-def payloads_equal(a: LayerPayload, b: LayerPayload) -> bool:
-    """Return whether two payloads are the same to the last bit (types and array dtypes included)."""
-    if type(a) is not type(b):
-        return False
-    for name in a.__dataclass_fields__:
-        left, right = getattr(a, name), getattr(b, name)
-        if isinstance(left, np.ndarray):
-            # tobytes: so that −0.0 differs from 0.0, which arithmetic comparison would hide.
-            if left.dtype != right.dtype or left.shape != right.shape or left.tobytes() != right.tobytes():
-                return False
-        elif isinstance(left, (Dense, Levels)):
-            if not payloads_equal(left, right):
-                return False
-        elif left != right:
-            return False
-    return True

@@ -10,9 +10,9 @@ from peer.compress import build
 from peer.compress.base import compress_layers
 from peer.compress.decompress import decompress_layers
 from peer.compress.layout import Layout
-from peer.compress.payload import payloads_equal
 from peer.random import PhiloxSource
 from tests.compress.vectors import awkward, decompressed
+from tests.wire.comparing import payloads_equal
 
 UNBIASED = [
     build("none"),

@@ -15,8 +15,9 @@ from peer.compress.decompress import add_decompressed_
 from peer.compress.layout import Layout
 from peer.compress.modulo import Modulo, recover, recover_all, recover_checked
 from peer.compress.norms import NotFiniteError
-from peer.compress.payload import LayerPayload, Residues, payloads_equal
+from peer.compress.payload import LayerPayload, Residues
 from peer.random import PeerDraws
+from tests.wire.comparing import payloads_equal
 
 pytestmark = pytest.mark.skipif(native.lib is None, reason="the native kernels were not built")
 

@@ -12,12 +12,13 @@ from peer.compress import build
 from peer.compress import levels as levels_of
 from peer.compress.base import compress_layers
 from peer.compress.layout import Layout
-from peer.compress.payload import Dense, Levels, Sparse, ValueType, payloads_equal
+from peer.compress.payload import Dense, Levels, Sparse, ValueType
 from peer.compress.selection import count_of, largest_magnitudes, smallest_words
 from peer.random import PhiloxSource
 from peer.wire.message import Message, MessageKind
 from tests.compress.test_decompress import decompressed
 from tests.compress.vectors import AWKWARD_NAMES, GivenDraws, awkward
+from tests.wire.comparing import payloads_equal
 
 DRAWS = PhiloxSource(1, 2).draws(3)
 

@@ -21,12 +21,13 @@ from peer.compress.levels import grid_multiples, nearest_levels, stochastic_code
 from peer.compress.magnitude import copied, max_magnitude
 from peer.compress.modulo import ModuloCode, recover, recover_checked, theta_floor
 from peer.compress.norms import sum_of_magnitudes, sum_of_squares
-from peer.compress.payload import Levels, Rounding, ValueType, payloads_equal
+from peer.compress.payload import Levels, Rounding, ValueType
 from peer.compress.selection import largest_magnitudes, smallest_words
 from peer.native import available, lib
 from peer.random import PhiloxSource
 from tests.compress.test_bias_and_bounds import ALL
 from tests.compress.vectors import AWKWARD_NAMES, awkward
+from tests.wire.comparing import payloads_equal
 
 pytestmark = pytest.mark.skipif(not available(), reason="the native kernels were not built")
 

@@ -31,11 +31,11 @@ from peer.compress.payload import (
     Sparse,
     ValueType,
     WholeIntegers,
-    payloads_equal,
 )
 from peer.errors import FrameError
 from peer.wire import Message, MessageKind, RepairWish, decode, encode
 from peer.wire.frame import MAGIC, VERSION, allocation_bound
+from tests.wire.comparing import payloads_equal
 
 CORPUS = Path(__file__).parent / "corpus"
 LAYOUTS = (
