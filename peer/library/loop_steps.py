@@ -40,7 +40,7 @@ from peer.records import ACCURACY, Criterion, ModelParts
 from peer.state.checkpoints import laid_aside
 from peer.state.disk import Disk
 from peer.train.evaluation import Evaluation
-from peer.train.learning_rate import LearningRate
+from peer.train.learning_rate import learning_rate
 from peer.train.local_step import LocalStep, Split, make_momentum
 from peer.train.momentum import Momentum
 from peer.wire.data_meaning import Meaning
@@ -121,7 +121,7 @@ class LoopSteps(RecordedSteps):
         """Whether `script` is that of an earlier process."""
         self._parameters, self._overlap = parameters, overlap
         self._options = options
-        self._momentum, self._rates = make_momentum(options), LearningRate(options, rounds)
+        self._momentum, self._rounds = make_momentum(options), rounds
         self._start_model = parameters.start_model()
         self._stepped: ScriptStep | None = None
         self._recalled: ScriptStep | None = None
@@ -209,7 +209,7 @@ class LoopSteps(RecordedSteps):
 
     def rate(self, t: int) -> float:
         """Return the outer learning rate of round t."""
-        return self._rates.rate(t)
+        return learning_rate(self._options, self._rounds, t)
 
     def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> LocalStep:
         """Return the result of the script's steps from z, once they are done. Raises StepAbandoned if they never

@@ -66,7 +66,7 @@ from peer.train import tasks
 from peer.train.evaluation import Evaluation
 from peer.train.fastest import fastest
 from peer.train.label_adjustment import declared_shares
-from peer.train.learning_rate import LearningRate, step_size_decay
+from peer.train.learning_rate import learning_rate, step_size_decay
 from peer.train.local_step import Split, Trainer, check_data, make_momentum
 from peer.train.metrics import UNDECLARED
 from peer.train.momentum import Momentum
@@ -480,8 +480,7 @@ class RunSetup:
     def _step_size_decay(self) -> tuple[float, ...]:
         """C_α of Theorem 2, round by round."""
         rounds = self.config.run.rounds
-        rates = LearningRate(self.config.training, rounds)
-        return step_size_decay(rates.rate(t) for t in range(rounds))
+        return step_size_decay(learning_rate(self.config.training, rounds, t) for t in range(rounds))
 
     @property
     def _bits_between(self) -> tuple[int, int] | None:

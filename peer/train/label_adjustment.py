@@ -31,7 +31,6 @@ import torch
 from peer.config.options import TrainingOptions, Vote
 from peer.errors import ConfigError
 from peer.train.data import Batch, Classification
-from peer.train.learning_rate import LearningRate
 from peer.train.own_task import inner_task
 from peer.train.sampling import BatchSchedule, ClassQuotas, IntArray, augmentation_uniforms
 from peer.train.task import Data, Task
@@ -80,7 +79,7 @@ def deal_locally(
     task: Task,
     options: TrainingOptions,
     indices: IntArray,
-    rates: LearningRate,
+    rate: Callable[[int], float],
     *,
     seed: int,
     peer: int,
@@ -102,7 +101,7 @@ def deal_locally(
             raise _not_adjustable(task)
         return BatchSchedule(indices, options.batch_size, seed=seed, peer=peer), None
     labels = data.labels.numpy()
-    quotas = ClassQuotas(labels[indices], task.num_classes, balance=_balance(options, len(indices), rates))
+    quotas = ClassQuotas(labels[indices], task.num_classes, balance=_balance(options, len(indices), rate))
     schedule = BatchSchedule(indices, options.batch_size, seed=seed, peer=peer, quotas=quotas if alpha > 0 else None)
     if shares is None:
         totals = count_classes(task) if totals is None else totals
@@ -212,16 +211,16 @@ def _exceeds_chance(counts: IntArray, expected: Float64Array, room: float) -> bo
     return statistic > freedom + 2 * math.sqrt(freedom * _DOUBT) + 2 * _DOUBT
 
 
-def _balance(options: TrainingOptions, num_samples: int, rates: LearningRate) -> float | Callable[[int], float]:
-    """Return α, or where it falls with γ a function from the number of a pass to its α."""
+def _balance(options: TrainingOptions, size: int, rate: Callable[[int], float]) -> float | Callable[[int], float]:
+    """Return α, or where it falls with γ a function from the number of a pass over `size` samples to its α."""
     alpha = options.class_balance
     if not options.class_balance_follows_rate:
         return alpha
 
     def of_pass(number: int) -> float:
-        t = number * num_samples // (options.batch_size * options.local_steps)
+        t = number * size // (options.batch_size * options.local_steps)
         # A low γ of the warm-up is no reason to balance less.
-        return alpha if t < options.warmup_rounds else alpha * rates.rate(t) / options.learning_rate
+        return alpha if t < options.warmup_rounds else alpha * rate(t) / options.learning_rate
 
     return of_pass
 

@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from peer.config.options import TrainingOptions
 
 
-@dataclass(frozen=True)
-class LearningRate:
-    """The configured γ of every round of a run."""
+def learning_rate(options: TrainingOptions, rounds: int, t: int) -> float:
+    """Return γ of round t, counted from 0, of a run of so many rounds.
 
-    options: TrainingOptions
-    rounds: int
-
-    def rate(self, t: int) -> float:
-        """Return γ of round t, counted from 0.
-
-        A cosine reaches its end after the last round, so that this one still learns. Warm-up multiplies:
-        γ(t) · min(1, (t + 1)/warmup_rounds).
-        """
-        options, rounds = self.options, self.rounds
-        rate = peak = options.learning_rate
-        if options.schedule == "step":
-            falls = sum(t >= math.ceil(fraction * rounds) for fraction in options.step_milestones)
-            rate = peak * options.step_factor**falls
-        elif options.schedule == "cosine":
-            progress, floor = min(t / max(rounds, 1), 1.0), options.final_rate * peak
-            rate = floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
-        return rate * min((t + 1) / options.warmup_rounds, 1.0) if options.warmup_rounds > 0 else rate
+    A cosine reaches its end after the last round, so that this one still learns. Warm-up multiplies:
+    γ(t) · min(1, (t + 1)/warmup_rounds).
+    """
+    rate = peak = options.learning_rate
+    if options.schedule == "step":
+        falls = sum(t >= math.ceil(fraction * rounds) for fraction in options.step_milestones)
+        rate = peak * options.step_factor**falls
+    elif options.schedule == "cosine":
+        progress, floor = min(t / max(rounds, 1), 1.0), options.final_rate * peak
+        rate = floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    return rate * min((t + 1) / options.warmup_rounds, 1.0) if options.warmup_rounds > 0 else rate
 
 
 def step_size_decay(rates: Iterable[float]) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -34,7 +35,7 @@ from peer.records import Criterion, ModelParts
 from peer.train.data import Classification
 from peer.train.evaluation import Evaluation, class_labels, evaluate_model
 from peer.train.label_adjustment import LabelAdjustment, deal_locally, training_loss
-from peer.train.learning_rate import LearningRate
+from peer.train.learning_rate import learning_rate
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import InParts, load_model_, model_parts, not_in_files, save_model, start_model
 from peer.train.momentum import Momentum
@@ -89,7 +90,8 @@ class StartedTraining:
         """The whole training set, of which this peer has a share, and the common test set."""
         for name, data in (("training", self.train_data), ("test", self._test)):
             check_data(task, data, name)
-        self._rates = LearningRate(options, rounds)
+        self.rate = partial(learning_rate, options, rounds)
+        """Returns γ of a round."""
         self._augments = augments(task)
 
     def _start(self) -> tuple[torch.nn.Module, dict[str, torch.nn.Parameter]]:
@@ -108,10 +110,6 @@ class StartedTraining:
         model = make_start_model(self.task, self.options, self.seed, self._base)
         trained = trained_parameters(model, self.options.only)
         return np.concatenate([p.detach().reshape(-1).numpy() for p in trained.values()])
-
-    def rate(self, t: int) -> float:
-        """Return γ of round t."""
-        return self._rates.rate(t)
 
 
 class Trainer(StartedTraining):
@@ -485,7 +483,7 @@ class Trainer(StartedTraining):
             self.task,
             options,
             self._indices["train"],
-            self._rates,
+            self.rate,
             seed=self.seed,
             peer=self.peer,
             shares=self._shares,

@@ -86,7 +86,7 @@ class StackedTrainer(StartedTraining):
         self._shards = [checked_indices(shard, len(self.train_data)) for shard in shards]
         totals = count_classes(task) if task.num_classes else None
         dealt = [
-            deal_locally(task, options, shard, self._rates, seed=seed, peer=peer, totals=totals)
+            deal_locally(task, options, shard, self.rate, seed=seed, peer=peer, totals=totals)
             for peer, shard in enumerate(self._shards)
         ]
         self._schedules = [schedule for schedule, _ in dealt]
