@@ -169,7 +169,7 @@ def train(arguments: argparse.Namespace, way: Way, rank: int) -> Result:
     labels = half.labels.numpy()
     owned = partition(labels, DEVICES, "skew", skew=0.8, seed=1).train
     data = _encoded(arguments, half)
-    orders = [_batches(torch.from_numpy(part), device) for device, part in enumerate(owned)]
+    orders = [_batches(torch.from_numpy(part), device) for device, part in owned.items()]
     if way.devices != 1:
         orders = orders[rank : rank + 1]
     sent, messages, began, ended, cpu = 0, 0, 0.0, 0.0, 0.0

@@ -65,7 +65,6 @@ from peer.state.admission_log import AdmissionLog
 from peer.state.metrics import EvaluationRecord
 from peer.terminal import STARTING_S, telling
 from peer.train.local_step import Split, Trainer
-from peer.train.partition import Manifest
 
 log = logging.getLogger("sotto")
 
@@ -233,7 +232,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
             config.run.rounds,
             is_former=local.roster.is_former,
             samples=SampleCounts(
-                local.trainer.class_counts(), manifest.num_samples if isinstance(manifest, Manifest) else None
+                local.trainer.class_counts(), manifest.num_samples if manifest.own_labels is None else None
             ),
             broadcast=neighbors.broadcast,
             on_news=evaluated,

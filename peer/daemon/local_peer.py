@@ -32,7 +32,6 @@ from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore
 from peer.terminal import STARTING_S, telling
 from peer.train import eight_bit
-from peer.train.partition import OwnSamples
 
 log = logging.getLogger("sotto")
 
@@ -188,9 +187,9 @@ class LocalPeer:
         if self.incarnation:
             identity["incarnation"] = str(self.incarnation)
         manifest = self.setup.manifest
-        if isinstance(manifest, OwnSamples) and not self.steps_are_recorded:
+        if manifest.own_labels is not None and not self.steps_are_recorded:
             # A device may collect more, but a journal is replayed to the same bits only on the same samples.
-            identity["data"] = f"{manifest.num_samples} samples, {manifest.labels_digest[:16]}"
+            identity["data"] = f"{manifest.num_samples} samples, {manifest.own_labels[:16]}"
         return identity
 
     def describe(self, seconds: float) -> dict[str, object]:

@@ -71,7 +71,7 @@ from peer.train.local_step import Split, Trainer, check_data, make_momentum
 from peer.train.metrics import UNDECLARED
 from peer.train.momentum import Momentum
 from peer.train.own_task import criteria_of
-from peer.train.partition import Manifest, OwnSamples, own_samples, partition
+from peer.train.partition import Manifest, own_samples, partition
 from peer.train.precision import precision_of
 from peer.train.private_step import SECRET_BYTES, GaussianMechanism
 from peer.train.task import Data, Task
@@ -124,7 +124,7 @@ class RunSetup:
     num_peers: int
     """Number of peers that the lists of all devices have in common."""
     _task: Task | None
-    manifest: Manifest | OwnSamples
+    manifest: Manifest
     schedule: Schedule
     """Schedule of the members with which the run starts."""
     compressor: Compressor
@@ -167,8 +167,8 @@ class RunSetup:
             log.info("data: %s", sentence)
         manifest = deal(config, data, count)
         rounds_per_epoch = 1
-        if isinstance(manifest, Manifest):
-            largest = max(len(indices) for indices in manifest.train)
+        if manifest.own_labels is None:
+            largest = max(len(indices) for indices in manifest.train.values())
             if config.peer.index >= count:
                 # A peer that was admitted takes a share of its own, longer list; nobody else's changes.
                 manifest = deal(config, data, config.peer.index + 1)
@@ -194,7 +194,7 @@ class RunSetup:
         refuse_errors([*privacy_findings(config)])
         count = num_peers or config.num_listed
         nothing = {peer: np.empty(0, np.int64) for peer in range(max(count, config.peer.index + 1))}
-        samples = OwnSamples("", 0, nothing, nothing)
+        samples = Manifest(0, nothing, nothing, own_labels="")
         schedule = build_schedule(config, base, config.num_members(count))
         compressor = build_compressor(config)
         rate, theta = rates or (averaging_rate(config, compressor), first_theta(config))
@@ -366,7 +366,7 @@ class RunSetup:
     def class_shares(self) -> npt.NDArray[np.float64] | None:
         """The shares of the classes in the data of all peers; None if they can be counted, there are none, or the
         devices are to vote on them."""
-        if isinstance(self.manifest, Manifest):
+        if self.manifest.own_labels is None:
             return None
         return declared_shares(self.task, self.config.data.class_shares)
 
@@ -374,7 +374,7 @@ class RunSetup:
     def step_weight(self) -> float:
         """Factor of the length of this peer's steps, by `data.weight_by_samples`."""
         options, num_samples = self.config.data, self.manifest.num_samples
-        if isinstance(self.manifest, Manifest) or not options.weight_by_samples:
+        if self.manifest.own_labels is None or not options.weight_by_samples:
             return 1.0
         if options.total_samples is None or options.total_samples < num_samples:
             raise ConfigError(
@@ -415,7 +415,7 @@ class RunSetup:
         """Return the training side of one peer. `secret`: source of the noise and sampling of private steps; without
         it, as in simulations, `simulated_secret`, which protects nothing. Raises ConfigError for a peer whose data only
         its device has."""
-        if isinstance(self.manifest, OwnSamples) and peer not in self.manifest.train:
+        if peer not in self.manifest.train:
             raise ConfigError(f"only the device of peer {peer} has its data", key="data.partition", value="own")
         return Trainer(
             self.task,
@@ -583,7 +583,7 @@ def simulated_secret(seed: int, peer: int) -> bytes:
     return hashlib.blake2b(f"{seed} {peer}".encode(), digest_size=SECRET_BYTES, person=b"sotto simulated").digest()
 
 
-def deal(config: Config, data: Data, num_peers: int) -> Manifest | OwnSamples:
+def deal(config: Config, data: Data, num_peers: int) -> Manifest:
     """Return the samples on which each peer trains and those that it holds out; if each device has its own data, this
     peer's."""
     options = config.data

@@ -24,7 +24,6 @@ from peer.state.checkpoints import StoredVector
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary, measured
 from peer.train.baseline import single_process
 from peer.train.evaluation import Evaluation
-from peer.train.partition import OwnSamples
 
 PeerState: TypeAlias = tuple[FloatArray | StoredVector, float]
 """Numerator x and push-sum weight u of a peer. Vectors in files are read block by block."""
@@ -125,7 +124,7 @@ def _blocks(begin: int, end: int) -> Iterator[slice]:
 def finish_summary(summary: Summary, stores: Sequence[MetricsStore], setup: RunSetup) -> None:
     """Fill in the figures of the metrics."""
     sum_up(summary, stores)
-    own = isinstance(setup.manifest, OwnSamples)
+    own = setup.manifest.own_labels is not None
     budgets = [setup.budget_of_privacy(peer) for peer in ([setup.config.peer.index] if own else range(setup.num_peers))]
     spent = [budget.spent(summary.completed_rounds) for budget in budgets if budget is not None]
     summary.epsilon = max(spent, default=None)
@@ -219,8 +218,8 @@ def train_single_process(setup: RunSetup, tell: Callable[[], None] = lambda: Non
     Its batch is that of all peers together, so that it sees as many samples as the whole run; it computes in full
     precision, so that the comparison also shows the cost of bfloat16 or 8 bits.
     """
-    changes = {"precision": "float32", "batch_size": config.training.batch_size * setup.num_peers}
     config = setup.config
+    changes = {"precision": "float32", "batch_size": config.training.batch_size * setup.num_peers}
     return single_process(
         setup.task,
         config.training.model_copy(update=changes),

@@ -3,7 +3,7 @@
 A partition is a function of the labels, the number of peers, the kind of split with its settings, and a seed; nothing
 else. Every sample belongs to exactly one peer, and no peer is left without.
 
-Where every device has data of its own, nothing is split, and a peer knows its own samples only (`OwnSamples`).
+Where every device has data of its own, nothing is split, and a peer knows its own samples only (`own_samples`).
 
 Knows labels only: no images, no torch, no files.
 """
@@ -37,29 +37,18 @@ KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """The samples of each peer."""
+    """The samples of each peer; those of one alone where its data is its own, and nothing is known of the others'."""
 
-    num_samples: int
-    train: tuple[IntArray, ...]
-    """Training samples of each peer, int64[m_i], ascending."""
-    holdout: tuple[IntArray, ...]
-    """Private test samples of each peer, int64[h_i], ascending."""
-
-
-@dataclass(frozen=True, eq=False)
-class OwnSamples:
-    """The samples of one peer whose data is its own; nothing is known of the others'."""
-
-    labels_digest: str
-    """Hex SHA-256 of the labels in their order."""
     num_samples: int
     train: Mapping[int, IntArray]
-    """Training samples of that peer alone, int64[m], ascending."""
+    """Peer → its training samples, int64[m_i], ascending."""
     holdout: Mapping[int, IntArray]
-    """Private test samples of that peer alone, int64[h], ascending."""
+    """Peer → its private test samples, int64[h_i], ascending."""
+    own_labels: str | None = None
+    """Hex SHA-256 of the labels in their order, where the data is the peer's own."""
 
 
-def own_samples(labels: npt.ArrayLike, peer: int, *, seed: int, holdout_fraction: float = 0.0) -> OwnSamples:
+def own_samples(labels: npt.ArrayLike, peer: int, *, seed: int, holdout_fraction: float = 0.0) -> Manifest:
     """Return all samples of a data set with `labels: int64[m]`, which only `peer` has.
 
     Raises ConfigError (`data.holdout_fraction`) where too few are left to train on, DataError where the labels are no
@@ -67,9 +56,8 @@ def own_samples(labels: npt.ArrayLike, peer: int, *, seed: int, holdout_fraction
     """
     checked = _checked_labels(labels)
     everything = {peer: np.arange(checked.size, dtype=np.int64)}
-    train, holdout = _hold_out(everything, holdout_fraction, seed)
     digest = hashlib.sha256(checked.astype("<i8").tobytes()).hexdigest()
-    return OwnSamples(digest, checked.size, train, holdout)
+    return Manifest(checked.size, *_hold_out(everything, holdout_fraction, seed), digest)
 
 
 def partition(
@@ -116,8 +104,7 @@ def partition(
     by_owner = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=num_peers))[:-1]
     parts = dict(enumerate(np.split(by_owner, ends)))
-    train, holdout = _hold_out(parts, holdout_fraction, seed)
-    return Manifest(checked.size, tuple(train.values()), tuple(holdout.values()))
+    return Manifest(checked.size, *_hold_out(parts, holdout_fraction, seed))
 
 
 def _deal_by_skew(labels: IntArray, num_peers: int, skew: float, seed: int) -> IntArray:

@@ -35,7 +35,7 @@ def test_the_task_has_about_two_thousand_parameters_and_a_share_for_every_peer()
     task = resolve_task("clusters", {"samples": 4000})
     assert sum(p.numel() for p in task.make_model().parameters()) == 1994
     labels = task.train_data().labels.numpy()
-    shares = partition(labels, 200, "skew", seed=0, skew=0.8).train
+    shares = partition(labels, 200, "skew", seed=0, skew=0.8).train.values()
     assert {len(share) for share in shares} == {20}
     assert all((np.diff(share) > 0).all() for share in shares)
     assert len(task.test_data()) == 2000

@@ -16,7 +16,7 @@ DIGITS = np.arange(2000) % 10
 def histogram_of(manifest, labels):
     """Return int64[peers, classes]: how many training samples of each label every peer holds."""
     classes, dense = np.unique(labels, return_inverse=True)
-    return np.stack([np.bincount(dense[part], minlength=classes.size) for part in manifest.train])
+    return np.stack([np.bincount(dense[part], minlength=classes.size) for part in manifest.train.values()])
 
 
 @st.composite
@@ -48,12 +48,12 @@ def test_every_sample_is_used_once_and_no_peer_is_empty_or_the_error_names_the_k
         assert refused.valid is not None
         return
     assert manifest.num_samples == labels.size
-    used = np.concatenate([*manifest.train, *manifest.holdout])
+    used = np.concatenate([*manifest.train.values(), *manifest.holdout.values()])
     assert sorted(used.tolist()) == list(range(labels.size))
-    assert all(part.size for part in manifest.train)
+    assert all(part.size for part in manifest.train.values())
     if request["holdout_fraction"] > 0:
-        assert all(part.size for part in manifest.holdout)
-    assert histogram_of(manifest, labels).sum() == sum(part.size for part in manifest.train)
+        assert all(part.size for part in manifest.holdout.values())
+    assert histogram_of(manifest, labels).sum() == sum(part.size for part in manifest.train.values())
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,7 +66,8 @@ def test_the_same_inputs_give_the_same_split(split):
         return
     again = partition(labels.astype(np.int32).tolist(), **request)
     assert once.num_samples == again.num_samples
-    assert all(map(np.array_equal, (*once.train, *once.holdout), (*again.train, *again.holdout)))
+    for one, other in ((once.train, again.train), (once.holdout, again.holdout)):
+        assert all(map(np.array_equal, one.values(), other.values()))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_splits_stay_what_they_were_in_earlier_versions(kind, digest):
     hasher = hashlib.sha256(b"sottovoce partition 1\n")
     hasher.update(hashlib.sha256(DIGITS.astype("<i8").tobytes()).digest())
     hasher.update(np.array([manifest.num_samples, len(manifest.train)], dtype="<i8").tobytes())
-    for part in (*manifest.train, *manifest.holdout):
+    for part in (*manifest.train.values(), *manifest.holdout.values()):
         hasher.update(np.array([part.size], dtype="<i8").tobytes())
         hasher.update(part.astype("<i8").tobytes())
     assert hasher.hexdigest() == digest
@@ -93,7 +94,7 @@ def test_splits_stay_what_they_were_in_earlier_versions(kind, digest):
 @pytest.mark.parametrize("kind", sorted({*KINDS} - {"by-label"}))
 def test_another_seed_gives_another_split(kind):
     one, other = (partition(DIGITS, 8, kind, seed=seed) for seed in (1, 2))
-    assert not all(map(np.array_equal, one.train, other.train))
+    assert not all(map(np.array_equal, one.train.values(), other.train.values()))
 
 
 def test_skew_1_deals_consecutive_blocks_of_the_sorted_labels():
@@ -119,7 +120,7 @@ def test_skew_0_8_deals_the_papers_example():
     st.floats(0, 1),
 )
 def test_peers_of_a_skewed_split_have_equal_sizes(labels, num_peers, skew):
-    sizes = [part.size for part in partition(labels, num_peers, "skew", seed=0, skew=skew).train]
+    sizes = [part.size for part in partition(labels, num_peers, "skew", seed=0, skew=skew).train.values()]
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -148,15 +149,15 @@ def test_dirichlet_proportions_have_the_mean_and_variance_of_the_distribution():
 
 def test_a_tiny_alpha_gives_each_class_to_one_peer_and_still_leaves_no_peer_empty():
     manifest = partition(DIGITS, 50, "dirichlet", seed=0, alpha=1e-4, holdout_fraction=0.1)
-    assert min(part.size for part in manifest.train) == 1
+    assert min(part.size for part in manifest.train.values()) == 1
     # Ten classes go whole to ten peers, but for the two samples that each of the others is given.
-    assert np.sort([part.size for part in manifest.train])[-10:].sum() > 1600
-    assert min(part.size for part in manifest.holdout) == 1
+    assert np.sort([part.size for part in manifest.train.values()])[-10:].sum() > 1600
+    assert min(part.size for part in manifest.holdout.values()) == 1
 
 
 def test_a_hold_out_takes_the_asked_fraction_from_each_peer():
     manifest = partition(DIGITS, 8, "skew", seed=0, holdout_fraction=0.2)
-    assert [part.size for part in manifest.holdout] == [50] * 8
+    assert [part.size for part in manifest.holdout.values()] == [50] * 8
     without = partition(DIGITS, 8, "skew", seed=0)
     for peer in range(8):
         both = np.concatenate([manifest.train[peer], manifest.holdout[peer]])
@@ -218,10 +219,10 @@ def test_one_own_sample_cannot_be_trained_on_and_held_out():
 
 def test_each_label_is_one_peers_or_shared_by_peers_of_its_own():
     labels = np.repeat(np.arange(5), [10, 20, 30, 40, 7])
-    of = [set(labels[part].tolist()) for part in partition(labels, 3, "by-label", seed=1).train]
+    of = [set(labels[part].tolist()) for part in partition(labels, 3, "by-label", seed=1).train.values()]
     assert of == [{0, 3}, {1, 4}, {2}]
     shared = partition(labels[labels < 2], 5, "by-label", seed=1)
-    assert [set(labels[part].tolist()) for part in shared.train] == [{0}, {1}, {0}, {1}, {0}]
-    assert [len(part) for part in shared.train] == [4, 10, 3, 10, 3]
+    assert [set(labels[part].tolist()) for part in shared.train.values()] == [{0}, {1}, {0}, {1}, {0}]
+    assert [len(part) for part in shared.train.values()] == [4, 10, 3, 10, 3]
     with pytest.raises(ConfigError, match="a label has fewer samples than it has peers"):
         partition(np.array([0, 1, 1]), 3, "by-label", seed=1)
