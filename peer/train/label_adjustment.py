@@ -139,12 +139,7 @@ def training_loss(task: Task, *, adjusted: bool) -> Loss:
         return task.loss
     assert can_adjust(task)
     adjustable = task
-
-    def loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        *plain, rows = batch
-        return adjustable.adjusted_loss(model, tuple(plain), rows)
-
-    return loss
+    return lambda model, batch: adjustable.adjusted_loss(model, batch[:-1], batch[-1])
 
 
 def is_uneven(counts: IntArray, totals: IntArray) -> bool:

@@ -464,11 +464,9 @@ class Trainer(StartedTraining):
         """Return G of one step, which may take the memory of the gradient. It is weighted behind the momentum: Adam's
         does not depend on the gradient's scale."""
         direction = self._momentum.direction_(gradient, z)
-        return (
-            direction
-            if self._step_weight == 1.0
-            else np.multiply(direction, np.float32(self._step_weight), out=gradient)
-        )
+        if self._step_weight == 1.0:
+            return direction
+        return np.multiply(direction, np.float32(self._step_weight), out=gradient)
 
     def _load(self, z: InParts) -> None:
         """Copy z into the trained parameters, part by part."""
