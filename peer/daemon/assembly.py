@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from peer import __version__, wire
 from peer.config.options import SHARED_SECTIONS, VOTE, Config
@@ -111,29 +110,16 @@ class Parts:
         )
 
 
-def assemble(
-    config: Config, base: Path, reread: Callable[[], Config] | None, *, wall_clock: Callable[[], float] = time.time
-) -> Parts:
-    """Read data, checkpoint and journal of one peer. `wall_clock` returns the seconds since 1970. Raises SottoError."""
-    local = LocalPeer(config, base)
-    try:
-        return assemble_around(local, config, reread, Watcher(), wall_clock)
-    except BaseException:
-        # A caller that catches it may try again in this process.
-        local.close()
-        raise
-
-
 @telling(lambda: "reads checkpoint and journal", every_s=STARTING_S)
-def assemble_around(
+def assemble(
     local: LocalPeer,
     config: Config,
     reread: Callable[[], Config] | None,
     watcher: Watcher,
     wall_clock: Callable[[], float] = time.time,
 ) -> Parts:
-    """Do what is left of `assemble` once the state folder is open: read checkpoint and journal, where a training script
-    is asked for its steps again. Raises SottoError."""
+    """Read checkpoint and journal of one peer, where a training script is asked for its steps again. `wall_clock`
+    returns the seconds since 1970. Raises SottoError."""
     common = _common_parts(local, watcher, wall_clock)
     loop = _pair_loop(common) if local.setup.spec.asynchronous else _round_loop(common)
     peer_list = PeerList(local, config, reread, common.runtime, loop.requests)

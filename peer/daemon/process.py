@@ -38,6 +38,7 @@ from peer.daemon.assembly import Parts, assemble
 from peer.daemon.device.progress_log import ProgressLog
 from peer.daemon.device.service_manager import notify
 from peer.daemon.final_average import MODEL_NAME
+from peer.daemon.local_peer import LocalPeer
 from peer.daemon.members import rejoining
 from peer.daemon.members.first_peer_list import settle
 from peer.daemon.notes.divergence import Diverged
@@ -45,6 +46,7 @@ from peer.daemon.notes.evaluations import Models
 from peer.daemon.operator.exporter import Exporter
 from peer.daemon.runtime import has_parent, in_event_loop
 from peer.daemon.saving import sync_now_and_then
+from peer.daemon.watcher import Watcher
 from peer.errors import INTERRUPTED, DataError, DivergenceError, SottoError, StateError, TaskError
 from peer.net.address import split_address, why_not_bound
 from peer.node.divergence_guard import reason_to_stop
@@ -161,7 +163,13 @@ def open_peer(
     Raises SottoError."""
     # For every caller: a journal is replayed to the same bits only with as many threads.
     use_one_thread()
-    return Daemon(assemble(config, base, reread, wall_clock=wall_clock))
+    local = LocalPeer(config, base)
+    try:
+        return Daemon(assemble(local, config, reread, Watcher(), wall_clock))
+    except BaseException:
+        # A caller that catches it may try again in this process.
+        local.close()
+        raise
 
 
 class Daemon:

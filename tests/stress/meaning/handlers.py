@@ -31,8 +31,9 @@ from google.protobuf.message import Message
 
 import peer.proto.sottovoce.v1
 from peer.config.options import Config, load
-from peer.daemon.assembly import Parts, assemble
+from peer.daemon.assembly import Parts
 from peer.daemon.members.signed_statements import SignedStatements
+from peer.daemon.process import open_peer
 from peer.errors import ConfigError, HandshakeRefused, RemoteError, RemoteProtocolError, SecurityError, SottoError
 from peer.gossip.membership import Newcomer
 from peer.net.answers import read_answer
@@ -129,7 +130,7 @@ class _Peer:
     def __post_init__(self) -> None:
         self.folder = _cluster(self.algorithm)
         self.config = load(self.folder / "peer.toml", environment={})
-        self.parts = assemble(self.config, self.folder, None)
+        self.parts = open_peer(self.config, self.folder).parts
         transport = self.parts.make_transport()
         self.parts.common.neighbors.connect(transport)
         self.calls = Callers(self.random, transport, self.folder, self.blobs)
