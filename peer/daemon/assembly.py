@@ -329,9 +329,7 @@ def _round_loop(common: CommonParts) -> RoundLoop:
         neighbors,
         durable,
         recovered,
-        on_change=member_links.meet,
-        on_link=member_links.link_up,
-        on_confirmed=member_links.confirmed,
+        member_links,
         on_late=lambda round_, peers: common.watcher.late(round_, [local.roster.name(peer) for peer in peers]),
         on_durable=(lambda: None) if progress is None else progress.tell,
     )

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 
+from peer.daemon.members.member_links import MemberLinks
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused
@@ -27,12 +28,7 @@ class RoundFrames:
     durable: DurablePeer
     recovered: InitVar[Effects]
     """The last effects of `durable` before a restart."""
-    on_change: Callable[[], None]
-    """Called when a change of the members was heard of."""
-    on_link: Callable[[int], None]
-    """Called when a peer is connected."""
-    on_confirmed: Callable[[int], None]
-    """Called when a peer has told which frames it has."""
+    member_links: MemberLinks
     on_late: Callable[[int, Sequence[int]], None]
     """Called with a round that ended without some peers, and these."""
     on_durable: Callable[[], None]
@@ -57,9 +53,9 @@ class RoundFrames:
         self.durable.links.meet(peer)
         if peer in self._participant.session.lost:
             raise HandshakeRefused("it was declared lost; it comes back by itself, as a newcomer")
-        self.on_link(peer)
+        self.member_links.link_up(peer)
         frames = self.durable.connected(peer, remote_has)
-        self.on_confirmed(peer)
+        self.member_links.confirmed(peer)
         return frames
 
     def disconnected(self, peer: int) -> None:
@@ -73,7 +69,7 @@ class RoundFrames:
     def receipt(self, peer: int, upto: int) -> None:
         """Take note that a neighbour has our frames up to `upto` for good."""
         self.durable.links.acknowledge(peer, upto)
-        self.on_confirmed(peer)
+        self.member_links.confirmed(peer)
 
     def last_received(self, peer: int) -> int:
         """Return the number of the last frame of a neighbour that need not be sent again."""
@@ -131,7 +127,7 @@ class RoundFrames:
             self.neighbors.traffic.handed_over(outgoing)
         if effects.news:
             # First, so that there are links to those that are told of it.
-            self.on_change()
+            self.member_links.meet()
         for outgoing in self.durable.publish(effects):
             # Without a connection, `frames_for` will send it.
             if self.neighbors.is_up(outgoing.receiver):

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import cast
 
+from peer.daemon.members.member_links import MemberLinks
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.runtime import Runtime
@@ -33,14 +34,13 @@ class Driven:
         traffic = SimpleNamespace(handed_over=lambda outgoing: None)
         neighbors = SimpleNamespace(transport=transport, traffic=traffic, is_up=lambda peer: True)
         durable = SimpleNamespace(receive=self._receive, publish=lambda effects: effects.frames, participant=None)
+        member_links = SimpleNamespace(meet=lambda: None, link_up=lambda peer: None, confirmed=lambda peer: None)
         self.frames = RoundFrames(
             cast(Runtime, SimpleNamespace(work=self._work, now=lambda: 5.0)),
             cast(Neighbors, neighbors),
             cast(DurablePeer, durable),
             Effects(),
-            on_change=lambda: self.log.append(("change",)),
-            on_link=lambda peer: self.log.append(("link", peer)),
-            on_confirmed=lambda peer: self.log.append(("confirmed", peer)),
+            cast(MemberLinks, member_links),
             on_late=lambda round_number, peers: self.log.append(("late", round_number, peers)),
             on_durable=lambda: self.log.append(("durable",)),
         )
