@@ -350,7 +350,7 @@ def _round_loop(common: CommonParts) -> RoundLoop:
         check = ModelCheck(runtime, neighbors, participant, local.roster.name)
     equality = None
     if participant.algorithm.spec.tells_all is not None:
-        equality = Equality(local, runtime, neighbors, durable, requests, common.releases)
+        equality = Equality(local, runtime, neighbors, durable, requests, common.releases, common.hearsay)
     return RoundLoop(
         common,
         durable=durable,

@@ -51,6 +51,7 @@ class Equality:
     durable: DurablePeer
     requests: ChangeRequests
     releases: Releases
+    hearsay: notes.Hearsay
 
     def __post_init__(self) -> None:
         """Begin with nothing to tell."""
@@ -59,9 +60,6 @@ class Equality:
         self._comparison = Comparison(self._me, self.durable.told, self.local.statements)
         self._passes_on = self._participant.algorithm.spec.graph is not GraphNeed.COMPLETE
         """Whether some members have no link to each other."""
-        self._hearsay = notes.Hearsay(
-            self._me, self._roster, self.local.statements, self.neighbors.is_up, self.runtime.now
-        )
         self._news = Allowances(**_NEWS)
         self._own: bytes | None = None
         self._told_segment = -1
@@ -87,7 +85,7 @@ class Equality:
         # Before the signature is looked at: several may bring the same.
         if told.peer not in self._members() or not self._comparison.is_news(told):
             return
-        if self._hearsay.teller(TOLD, note, told.peer, source, self._news) is not None:
+        if self.hearsay.teller(TOLD, note, told.peer, source, self._news) is not None:
             self._comparison.take(told)
             if self._passes_on:
                 self.neighbors.tell_all_linked(TOLD, note, {source, told.peer})
