@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from peer.errors import ConfigError
 from peer.net.address import not_bound
@@ -63,16 +63,6 @@ _LINK_COUNTERS = {
 """Key of a link in the status → (metric, help)."""
 
 
-class _Server(Protocol):
-    """The part of what `prometheus_client.start_http_server` returns that is used."""
-
-    server_port: int
-
-    def shutdown(self) -> None: ...
-
-    def server_close(self) -> None: ...
-
-
 class Exporter:
     """Serves the figures of one peer until it is closed."""
 
@@ -97,7 +87,6 @@ class Exporter:
         prometheus_client.ProcessCollector(registry=registry)
         address, _, port = listen.rpartition(":")
         try:
-            self._server: _Server
             self._server, _ = prometheus_client.start_http_server(int(port), address.strip("[]") or "0.0.0.0", registry)
         except OSError as error:
             why = not_bound(error, address, int(port), key="peer.metrics_listen")
@@ -133,33 +122,34 @@ class Exporter:
         """Yield the metrics. Called by the server's threads, never by the loop itself."""
         status, last, counted, last_round_at = asyncio.run_coroutine_threadsafe(self._read(), self._loop).result(10)
         own = {"run": str(status["run"]), "peer": str(status["name"])}
-        yield _metric("gauge", "info", "What runs here; always 1.", own, [({**self._labels}, 1.0)])
-        yield _metric("gauge", "round", "Rounds done.", own, [({}, status["round"])])
-        yield _metric("gauge", "rounds", "Rounds of the whole run.", own, [({}, status["rounds"])])
+
+        def gauge(name: str, help_: str, value: float | None) -> Any:
+            return _metric("gauge", name, help_, own, [({}, value)])
+
+        yield _metric("gauge", "info", "What runs here; always 1.", own, [(self._labels, 1.0)])
+        yield gauge("round", "Rounds done.", status["round"])
+        yield gauge("rounds", "Rounds of the whole run.", status["rounds"])
         help_ = "Unix time at which the last round ended, or the process began."
-        yield _metric("gauge", "last_round_timestamp_seconds", help_, own, [({}, last_round_at)])
+        yield gauge("last_round_timestamp_seconds", help_, last_round_at)
         help_ = "Accuracy of this peer's model on the common test set, from 0 to 1."
-        yield _metric("gauge", "accuracy", help_, own, [({}, status["accuracy"])])
+        yield gauge("accuracy", help_, status["accuracy"])
         help_ = "A metric of the task or script, of this peer's model on the common test set."
         yield _metric("gauge", "metric", help_, own, [({"metric": n}, v) for n, v in status["metrics"].items()])
         days_left = (status.get("certificate") or {}).get("days_left")
         help_ = "Days until the certificate of this peer, or of the authority, ends."
-        yield _metric("gauge", "certificate_days_left", help_, own, [({}, days_left)])
+        yield gauge("certificate_days_left", help_, days_left)
         privacy = status.get("privacy") or {}
-        help_ = "The ε that private local steps have spent at most."
-        yield _metric("gauge", "privacy_epsilon", help_, own, [({}, privacy.get("epsilon"))])
+        yield gauge("privacy_epsilon", "The ε that private local steps have spent at most.", privacy.get("epsilon"))
         limits = status.get("limits")
         if limits is not None:
-            help_ = "Limits of this device that are reached."
-            yield _metric("gauge", "limits_reached", help_, own, [({}, float(len(limits["reached"])))])
+            yield gauge("limits_reached", "Limits of this device that are reached.", len(limits["reached"]))
             help_ = "What the links have carried in this calendar day and month."
             carried = [({"period": period}, limits[f"{period}_bytes"]) for period in ("day", "month")]
             yield _metric("gauge", "limits_carried_bytes", help_, own, carried)
-        help_ = "Neighbours whose message the round under way lacks."
         waiting = None if "waiting_for" not in status else len(status["waiting_for"])
-        yield _metric("gauge", "waiting_for", help_, own, [({}, waiting)])
+        yield gauge("waiting_for", "Neighbours whose message the round under way lacks.", waiting)
         for field, (name, help_) in _ROUND_GAUGES.items():
-            yield _metric("gauge", name, help_, own, [({}, None if last is None else getattr(last, field))])
+            yield gauge(name, help_, None if last is None else getattr(last, field))
         for field, (name, help_) in _ROUND_COUNTERS.items():
             yield _metric("counter", name, help_, own, [({}, counted[field])])
         help_ = "Seconds of the rounds: the local step, algorithm and codec, waiting for neighbours."
