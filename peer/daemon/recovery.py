@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from peer.daemon.local_peer import LocalPeer
 from peer.daemon.notes.evaluations import Models, parse_stored
 from peer.daemon.operator.audit_log import AuditLog, EventLog
 from peer.daemon.parts import CommonParts
-from peer.daemon.runtime import Runtime
 from peer.errors import StateError
 from peer.gossip.effects import Effects
 from peer.gossip.membership import Change, ChangeKind
@@ -60,7 +58,7 @@ class _MissingRows:
 def recover_rounds(common: CommonParts, durable: DurablePeer, audit_log: AuditLog | None) -> Effects:
     """Go back to where a peer of a run in rounds was; return its open effects: the time to wake up. A script that
     repeats its steps hears of the rounds again. Raises StateError, with the folder."""
-    started, participant, missing = time.perf_counter(), durable.participant, _MissingRows(common)
+    participant, missing = durable.participant, _MissingRows(common)
     local, neighbors, evaluations, watcher = common.local, common.neighbors, common.evaluations, common.watcher
 
     def on_round(effects: Effects) -> None:
@@ -79,13 +77,9 @@ def recover_rounds(common: CommonParts, durable: DurablePeer, audit_log: AuditLo
         if audit_log is not None:
             audit_log.close_round(record.round, algorithm)
 
-    try:
-        recovery = durable.open(on_round)
-    except StateError as error:
-        raise StateError(f"{local.folder.directory}: {error}") from None
+    recovery = _reopened(common, durable, lambda: durable.open(on_round), "round", lambda: participant.session.in_round)
     for outgoing in recovery.effects.frames:
         neighbors.traffic.handed_over(outgoing)
-    _continue(recovery, local, common.runtime, participant.round)
     # Others may have left by the time that anybody asks them.
     known = local.metrics.evaluations()
     if local.incarnation:
@@ -96,16 +90,13 @@ def recover_rounds(common: CommonParts, durable: DurablePeer, audit_log: AuditLo
             for each in known
         ]
     evaluations.restore(record for record in known if record.peer >= 0 and evaluations.is_shared(record.round))
-    is_new = not participant.round and not participant.session.in_round
-    common.cadence.add_round(0.0 if is_new else _took(started, "round", recovery, local, participant.round))
     return recovery.effects
 
 
 def recover_pairs(common: CommonParts, durable: DurablePair, audit_log: EventLog | None) -> Effects:
     """Go back to where a peer of a run in pairs was; return its open effects: the time to wake up, and a request
     without an answer, which need not be sent. Raises StateError, with the folder."""
-    started, participant, missing = time.perf_counter(), durable.participant, _MissingRows(common)
-    local, evaluations = common.local, common.evaluations
+    participant, missing = durable.participant, _MissingRows(common)
 
     def on_load(state: Mapping[str, Any]) -> None:
         # Entries after the checkpoint are logged again as the journal is repeated.
@@ -119,14 +110,10 @@ def recover_pairs(common: CommonParts, durable: DurablePair, audit_log: EventLog
             audit_log.write(events, participant.gradient)
         missing.add(effects.record, lambda: Models(algorithm.x, algorithm.x, algorithm.u), with_links=False)
 
-    try:
-        recovery = durable.open(on_step, on_load)
-    except StateError as error:
-        raise StateError(f"{local.folder.directory}: {error}") from None
-    _continue(recovery, local, common.runtime, participant.round)
-    evaluations.restore(map(parse_stored, recovery.state.get("evaluations", [])))
-    is_new = not participant.round and not participant.in_iteration
-    common.cadence.add_round(0.0 if is_new else _took(started, "step", recovery, local, participant.round))
+    recovery = _reopened(
+        common, durable, lambda: durable.open(on_step, on_load), "step", lambda: participant.in_iteration
+    )
+    common.evaluations.restore(map(parse_stored, recovery.state.get("evaluations", [])))
     return recovery.effects
 
 
@@ -136,28 +123,32 @@ def _joined_at(changes: Iterable[Change], peer: int) -> float:
     return next((float(change.effective) for change in joins), float("inf"))
 
 
-def _continue(recovery: PeerRecovery, local: LocalPeer, runtime: Runtime, round_: int) -> None:
-    """Let clock, log and metrics follow."""
+def _reopened(
+    common: CommonParts,
+    durable: DurablePeer | DurablePair,
+    reopen: Callable[[], PeerRecovery],
+    noun: str,
+    is_under_way: Callable[[], bool],
+) -> PeerRecovery:
+    """Read checkpoint and journal, let clock, log and metrics follow, and say where the peer goes on. `is_under_way`:
+    whether it is within a `noun`. Raises StateError, with the folder."""
+    started, local = time.perf_counter(), common.local
+    try:
+        recovery = reopen()
+    except StateError as error:
+        raise StateError(f"{local.folder.directory}: {error}") from None
+    seconds = time.perf_counter() - started
     for sentence in recovery.notices:
         log.warning("%s: %s", local.folder.directory, sentence)
-    runtime.continue_from(recovery.now)
+    common.runtime.continue_from(recovery.now)
     # The rows of a device from before its loss stay: it takes part again in later rounds.
-    if round_ or not local.incarnation:
-        local.metrics.drop_after(round_ - 1)
-
-
-def _took(started: float, noun: str, recovery: PeerRecovery, local: LocalPeer, round_: int) -> float:
-    """Say where a peer goes on; return the seconds that it took to repeat its journal."""
-    seconds = time.perf_counter() - started
-    log.info(
-        "%s continues at %s %d: checkpoint of %s %d and %d %ss of its journal, read in %.1f s",
-        local.name,
-        noun,
-        round_,
-        noun,
-        recovery.checkpoint_round,
-        recovery.replayed_rounds,
-        noun,
-        seconds,
-    )
-    return seconds
+    if durable.round or not local.incarnation:
+        local.metrics.drop_after(durable.round - 1)
+    if not durable.round and not is_under_way():
+        seconds = 0.0  # It is new.
+    else:
+        text = "%s continues at %s %d: checkpoint of %s %d and %d %ss of its journal, read in %.1f s"
+        came_from = (noun, recovery.checkpoint_round, recovery.replayed_rounds, noun)
+        log.info(text, local.name, noun, durable.round, *came_from, seconds)
+    common.cadence.add_round(seconds)
+    return recovery
