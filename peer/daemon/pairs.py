@@ -260,9 +260,7 @@ class PairLoop:
             "exchanges": staleness.exchanges,
             "staleness": staleness.exchanges_between / max(1, staleness.steps),
             "most_staleness": staleness.most_exchanges_between,
-            "set_back": None if self.progress is None else self.progress.sentence,
             "open_exchange": None if partner is None else self._local.roster.name(partner),
-            **({} if self._limits is None else {"limits": self._limits.figures()}),
         }
 
     def link_figures(self, peer: int) -> Mapping[str, object]:
@@ -273,9 +271,3 @@ class PairLoop:
         """Take note that a link ended."""
         if self.progress is not None:
             self.progress.link_down()
-
-    def close(self) -> None:
-        """End the thread of the exchanges, and save what the limits have counted."""
-        self.frames.close()
-        if self._limits is not None:
-            self._limits.close()

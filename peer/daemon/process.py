@@ -185,7 +185,7 @@ class Daemon:
         self._average = parts.average
         self._divergence, self._cadence, self._peer_list = common.divergence, common.cadence, parts.peer_list
         self._watcher, self._admissions, self._releases = common.watcher, common.admissions, common.releases
-        self._class_votes, self._progress = common.class_votes, parts.loop.progress
+        self._class_votes, self._progress, self._limits = common.class_votes, parts.loop.progress, common.limits
         self._exporter: Exporter | None = None
         self._has_warned = False
 
@@ -263,7 +263,8 @@ class Daemon:
         """Release threads and files."""
         # The threads first: nothing may write to a file being closed.
         self.runtime.close()
-        self.loop.close()
+        if self._limits is not None:
+            self._limits.close()
         self.saver.close()
         self._average.close()
         self._admissions.log.close()

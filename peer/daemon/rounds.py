@@ -250,17 +250,15 @@ class RoundLoop:
             if may_begin:
                 return
             await self._wait(None)
-            if self.frames or self.requests:
-                # As while it keeps to the budget: repairs are answered, and no round begins or ends.
-                await self._take_frames()
+            # As while it keeps to the budget: repairs are answered, and no round begins or ends.
+            await self.answer()
 
     async def _keep_to_equality(self) -> None:
         """Wait while members may have been told different things."""
         while self.equality is not None and not self.equality.keep_to() and not self._runtime.stops:
             await self._wait(None)
-            if self.frames or self.requests:
-                # A loss frees the run.
-                await self._take_frames()
+            # A loss frees the run.
+            await self.answer()
 
     @property
     def _is_leaving(self) -> bool:
@@ -403,11 +401,6 @@ class RoundLoop:
         if self.progress is not None:
             self.progress.link_down()
 
-    def close(self) -> None:
-        """Save the counts of the limits: rounds have no threads of their own."""
-        if self._limits is not None:
-            self._limits.close()
-
     # -- the state -----------------------------------------------------------------------------------------------------
 
     @property
@@ -456,11 +449,9 @@ class RoundLoop:
                 for change in self.participant.membership.coming_changes
             ],
             **self._rejoined(),
-            "set_back": None if self.progress is None else self.progress.sentence,
             "suspects": [] if self.loss_watch is None else self.loss_watch.figures(),
             "waiting_for": [self._roster.name(peer) for peer in self.participant.session.waiting_for],
             **({} if self.equality is None else self.equality.figures()),
-            **({} if self._limits is None else {"limits": self._limits.figures()}),
         }
 
     def _rejoined(self) -> Mapping[str, object]:

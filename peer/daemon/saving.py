@@ -101,7 +101,8 @@ class PairSaver:
         await self._runtime.sync(self._durable.sync)
 
     def close(self) -> None:
-        """Close journal and audit log."""
+        """End the thread of the exchanges, and close journal and audit log."""
+        self._exchanges.close()
         self._durable.disk_state.close()
         if self._audit_log is not None:
             self._audit_log.close()

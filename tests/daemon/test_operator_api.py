@@ -93,6 +93,7 @@ class Asked:
             round=7,
             figures=lambda: {"push_weight": 1.0},
             link_figures=lambda peer: {},
+            progress=None,
             saver=self.saver,
             requests=self.members,
         )
@@ -111,6 +112,7 @@ class Asked:
             metrics=SimpleNamespace(last_loss=0.5, flush=self.metrics.flush, put_links=self.metrics.flush),
             admissions=Admissions(self.log, cast(Any, None), neighbors, None),
             releases=SimpleNamespace(software=lambda: dict(enumerate(SOFTWARE)), needed=3, usable=4),
+            limits=None,
         )
         self.api = OperatorApi(cast(CommonParts, common), cast(RoundLoop, loop), cast(PeerList, None))
 

@@ -32,6 +32,7 @@ class OperatorApi:
         self._loop, self._saver, self._members = loop, loop.saver, loop.requests
         self._evaluations, self._divergence, self._metrics = common.evaluations, common.divergence, common.metrics
         self._admissions, self._releases, self._peer_list = common.admissions, common.releases, peer_list
+        self._limits = common.limits
 
     async def control(self, verb: str, arguments: Mapping[str, object], caller: str = "") -> dict[str, object]:
         """Carry out `verb` for a caller of that name, and return the answer."""
@@ -103,7 +104,9 @@ class OperatorApi:
             "certificate": self._certificate(),
             "admissions": {"count": self._admissions.log.count, "chain": self._admissions.log.chain},
             "seconds": self._runtime.now(),
+            "set_back": None if self._loop.progress is None else self._loop.progress.sentence,
             **self._loop.figures(),
+            **({} if self._limits is None else {"limits": self._limits.figures()}),
         }
 
     def proofs(self, name: object) -> dict[str, object]:
@@ -146,10 +149,10 @@ class OperatorApi:
 
     def _offenders(self, links: Mapping[int, LinkRecord]) -> list[dict[str, object]]:
         """Return the neighbours that an operator should look at, with advice."""
-        named = ((self._local.roster.name(peer), link) for peer, link in links.items() if link.offences >= NOTABLE)
         return [
             {"name": name, "offences": link.offences, "last": link.last_offence, "advice": advice(name)}
-            for name, link in named
+            for name, link in zip(map(self._local.roster.name, links), links.values(), strict=True)
+            if link.offences >= NOTABLE
         ]
 
     def _accuracy(self, record: EvaluationRecord) -> float | None:
