@@ -11,7 +11,8 @@ no more than that.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,31 +123,31 @@ class FolderData:
 
 def read_image(path: Path, size: int) -> torch.Tensor:
     """Return the middle square of an image file as uint8[3, size, size]. Raises DataError if it cannot be decoded."""
-    from PIL import Image as images
-
-    _allow_long_texts()
-    try:
-        with images.open(path, formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise DataError(
-                    f"{path} has {image.width}×{image.height} pixels; at most {MAX_PIXELS} pixels are allowed"
-                )
-            # JPEGs are decoded at the smallest scale that is still large enough.
-            image.draft("RGB", (size, size))
-            square = _middle(_upright_colours(image), size)
-    # Pillow lets the errors of its many decoders through.
-    except (OSError, SyntaxError, ValueError, EOFError, images.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as an image: {error}") from None
+    with _opened(path) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise DataError(f"{path} has {image.width}×{image.height} pixels; at most {MAX_PIXELS} pixels are allowed")
+        # JPEGs are decoded at the smallest scale that is still large enough.
+        image.draft("RGB", (size, size))
+        square = _middle(_upright_colours(image), size)
     pixels = np.asarray(square)
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
-def _allow_long_texts() -> None:
-    """Let a PNG have texts or a colour profile of more than 1 MB, as editors write them. All together still have at
-    most `MAX_TEXT_MEMORY` bytes."""
+@contextmanager
+def _opened(path: Path) -> Iterator[Image]:
+    """Open an image file; errors while it is decoded become a DataError with its name."""
+    from PIL import Image as images
     from PIL import PngImagePlugin
 
+    # A PNG may have texts or a colour profile of more than 1 MB, as editors write them. All together still have at most
+    # `MAX_TEXT_MEMORY` bytes.
     PngImagePlugin.MAX_TEXT_CHUNK = max(PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY)
+    try:
+        with images.open(path, formats=FORMATS) as image:
+            yield image
+    # Pillow lets the errors of its many decoders through.
+    except (OSError, SyntaxError, ValueError, EOFError, images.DecompressionBombError) as error:
+        raise DataError(f"{path} cannot be read as an image: {error}") from None
 
 
 def _upright_colours(image: Image) -> Image:
@@ -169,20 +170,15 @@ def _upright_colours(image: Image) -> Image:
 def _check(paths: Sequence[Path], size: int) -> None:
     """Raise DataError, with names and how many there are, for files that no image can be read from. Only files that
     look wrong at their beginning or end are decoded."""
-    from PIL import Image as images
-
-    _allow_long_texts()
     wrong = []
     for path in paths:
         try:
-            with images.open(path, formats=FORMATS) as image:
+            with _opened(path) as image:
                 has_ended = _has_ended(path) and image.width * image.height <= MAX_PIXELS
             if not has_ended:
                 read_image(path, size)
         except DataError as error:
             wrong.append(str(error))
-        except (OSError, SyntaxError, ValueError, EOFError, images.DecompressionBombError) as error:
-            wrong.append(f"{path} cannot be read as an image: {error}")
     if wrong:
         more = f", and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
         raise DataError(
