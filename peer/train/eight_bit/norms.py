@@ -26,7 +26,7 @@ from peer.train.full_precision.norms import CHUNKS, EvoNormS0, RangeBatchNorm, R
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """y = t · factor + shift, float64[b or 1, c] each, and the statistics for the backward pass."""
+    """y = t · factor + shift, float64[b, c] or [c] each, and the statistics for the backward pass."""
 
     factor: torch.Tensor
     shift: torch.Tensor
@@ -35,7 +35,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """∂x = g · t'(q) · slope + q · linear + constant + the terms of `ends`; float64[b or 1, c] each."""
+    """∂x = g · t'(q) · slope + q · linear + constant + the terms of `ends`; float64[b, c] or [c] each."""
 
     slope: torch.Tensor
     linear: torch.Tensor
@@ -164,7 +164,7 @@ class _BatchNorm(NormIn8Bits[nn.BatchNorm2d]):
         count = codes.shape[0] * codes.shape[1] if training else float("inf")
         # dx = γ/σ (g − mean(g) − (x − μ)/σ² mean(g (x − μ)))
         linear = -slope * inverse.square() * weighted / count
-        return _rows(slope, linear * steps, -slope * plain / count - linear * mean)
+        return Slopes(slope, linear * steps, -slope * plain / count - linear * mean)
 
     def _backward(
         self,
@@ -199,10 +199,7 @@ class _RangeBatchNorm(NormIn8Bits[RangeBatchNorm]):
         spread = (highs.double() - lows.double()).mean(dim=0) * steps
         mean = found.sums.sum(dim=0) / (b * n) * steps
         scale = range_scale(b // parts * n) * spread
-        module.num_batches_tracked.add_(1)
-        share = 1.0 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
-        module.running_mean.add_(share * (mean.float() - module.running_mean))
-        module.running_scale.add_(share * (scale.float() - module.running_scale))
+        module.follow_(mean.float(), scale.float())
         affine = _centred(module, steps, mean, 1.0 / (scale + module.epsilon), training)
         return Affine(affine.factor, affine.shift, (*affine.kept, lows, highs))
 
@@ -217,7 +214,7 @@ class _RangeBatchNorm(NormIn8Bits[RangeBatchNorm]):
         if not training:
             lows = highs = torch.zeros(size, dtype=torch.uint8, device=codes.device)
             nothing = _floats(none.expand(size))
-            return _rows(slope, none, none, Ends(lows, highs, nothing, nothing))
+            return Slopes(slope, none, none, Ends(lows, highs, nothing, nothing))
         parts = len(extremes[0])
         lows, highs = (end.repeat_interleave(b // parts, dim=0) for end in extremes)
         at_low, at_high = (
@@ -227,7 +224,7 @@ class _RangeBatchNorm(NormIn8Bits[RangeBatchNorm]):
         # The mean of the parts' ranges, each the greatest less the least; equals share alike.
         of_range = -slope * inverse * weighted * (range_scale(b // parts * n) / parts)
         ends = Ends(lows, highs, _floats(-of_range / at_low), _floats(of_range / at_high))
-        return _rows(slope, none, -slope * plain / (b * n), ends)
+        return Slopes(slope, none, -slope * plain / (b * n), ends)
 
 
 class _GroupNorm(NormIn8Bits[nn.GroupNorm]):
@@ -261,7 +258,7 @@ class _EvoNorm(NormIn8Bits[EvoNormS0]):
         mean, variance = _group_moments(codes, steps, self._module.groups)
         inverse = torch.rsqrt(variance + self._module.epsilon)
         factor = self._module.weight.detach() * _by_channel(inverse, codes) * steps
-        return Affine(factor, self._module.bias.detach().double()[None], (mean.float(), inverse.float()))
+        return Affine(factor, self._module.bias.detach().double(), (mean.float(), inverse.float()))
 
     def slopes(
         self, codes: torch.Tensor, steps: torch.Tensor, sums: Sums, kept: tuple[torch.Tensor, ...], tape: Tape
@@ -289,7 +286,7 @@ class _RangeEvoNorm(_EvoNorm):
         count = codes.shape[1] * codes.shape[2] // groups
         inverse = 1.0 / (range_scale(count) * (high - low) + self._module.epsilon)
         factor = self._module.weight.detach() * _by_channel(inverse, codes) * steps
-        return Affine(factor, self._module.bias.detach().double()[None], (inverse.float(), found.lows, found.highs))
+        return Affine(factor, self._module.bias.detach().double(), (inverse.float(), found.lows, found.highs))
 
     def slopes(
         self, codes: torch.Tensor, steps: torch.Tensor, sums: Sums, kept: tuple[torch.Tensor, ...], tape: Tape
@@ -338,7 +335,7 @@ def _centred(
 ) -> Affine:
     factor = module.weight.detach() * inverse
     shift = module.bias.detach() - factor * mean
-    return Affine((factor * steps)[None], shift[None], (mean, inverse, torch.tensor(training)))
+    return Affine(factor * steps, shift, (mean, inverse, torch.tensor(training)))
 
 
 def _count_batch_norm(
@@ -391,10 +388,6 @@ def _by_group(values: torch.Tensor, groups: int) -> torch.Tensor:
 def _by_channel(values: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """[b, groups] → [b, c]."""
     return values.repeat_interleave(codes.shape[2] // values.shape[1], dim=1)
-
-
-def _rows(slope: torch.Tensor, linear: torch.Tensor, constant: torch.Tensor, ends: Ends | None = None) -> Slopes:
-    return Slopes(slope[None], linear[None], constant[None], ends)
 
 
 def _count(tape: Tape, parameter: nn.Parameter, gradient: torch.Tensor) -> None:

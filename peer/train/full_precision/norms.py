@@ -131,12 +131,16 @@ class RangeBatchNorm(nn.Module):
         spread = numbers.amax(dim=3).amax(dim=1) - numbers.amin(dim=3).amin(dim=1)
         mean = x.mean(dim=(0, 2, 3))
         scale = range_scale(b // parts * h * w) * spread.mean(dim=0)
-        with torch.no_grad():
-            self.num_batches_tracked.add_(1)
-            share = 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
-            self.running_mean.add_(share * (mean - self.running_mean))
-            self.running_scale.add_(share * (scale - self.running_scale))
+        self.follow_(mean, scale)
         return mean, scale
+
+    @torch.no_grad()
+    def follow_(self, mean: torch.Tensor, scale: torch.Tensor) -> None:
+        """Let the running statistics follow those of a batch, float32[c] each."""
+        self.num_batches_tracked.add_(1)
+        share = 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
+        self.running_mean.add_(share * (mean - self.running_mean))
+        self.running_scale.add_(share * (scale - self.running_scale))
 
 
 def equal_groups(channels: int, groups: int) -> int:
