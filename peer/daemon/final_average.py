@@ -168,8 +168,7 @@ class FinalAverage:
     def heard_told(self, source: int, note: bytes) -> None:
         """Judge a neighbour's note on what a member has. Raises RemoteProtocolError if it is malformed."""
         told = notes.decode_averaged(note, self.rounds)
-        known = self._told.get(told.peer)
-        if self.why_not is not None or (known is not None and not self._is_later(source, told, note, *known)):
+        if self.why_not is not None or (told.peer in self._told and not self._is_later(source, told, note)):
             return
         if self.hearsay.teller(notes.AVERAGE, note, told.peer, source, self._told_news) is not None:
             self._told[told.peer] = told, note
@@ -216,13 +215,10 @@ class FinalAverage:
             self._refuse(owner, "has signed two different shares")
             self.neighbors.broadcast(notes.SHARE, note, source)
 
-    def _is_later(
-        self, source: int, told: pb.AverageNote, note: bytes, known: pb.AverageNote, known_note: bytes
-    ) -> bool:
-        if told == known:
-            return False
-        later = is_later(note, known_note)
-        return source == told.peer or bool(told.file and not known.file) if later is None else later
+    def _is_later(self, source: int, told: pb.AverageNote, note: bytes) -> bool:
+        known, known_note = self._told[told.peer]
+        unsigned = source == told.peer or bool(told.file and not known.file)
+        return told != known and is_later(note, known_note, unsigned=unsigned)
 
     def _goes_on(self) -> None:
         self._progress_at = self.runtime.now()

@@ -104,11 +104,11 @@ def counter_of(said: bytes) -> int | None:
     return None if proof is None else proof.counter
 
 
-def is_later(said: bytes, known: bytes) -> bool | None:
-    """Return whether a statement that was checked has a higher counter than another one of its peer; None unless both
-    have a proof."""
+def is_later(said: bytes, known: bytes, *, unsigned: bool) -> bool:
+    """Return whether a statement that was checked has a higher counter than another one of its peer; `unsigned` unless
+    both have a proof."""
     now, before = counter_of(said), counter_of(known)
-    return None if now is None or before is None else now > before
+    return unsigned if now is None or before is None else now > before
 
 
 class OwnWords:

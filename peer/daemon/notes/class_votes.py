@@ -223,8 +223,7 @@ class ClassVotes:
 
     def _is_later(self, source: int, voter: int, known: bytes, note: bytes) -> bool:
         """Return whether a note of a voter takes the place of one that is known."""
-        later = is_later(note, known)
-        return source == voter and note != known if later is None else later
+        return is_later(note, known, unsigned=source == voter and note != known)
 
     def _decoded(self, note: bytes) -> ClassNote:
         vote = notes.decode_class_vote(note, len(self._own.shares))

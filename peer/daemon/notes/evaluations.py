@@ -153,11 +153,9 @@ class Evaluations:
             return True
         if known == record:
             return False
-        later = is_later(note, self._notes.get(key, b""))
-        if later is not None:
-            return later  # It went back to an earlier round.
-        # Somebody else may have said more than is true.
-        return source == record.peer and self._told_by.get(key, source) != source
+        # It went back to an earlier round, or, without proofs, somebody else said more than is true.
+        corrects = source == record.peer and self._told_by.get(key, source) != source
+        return is_later(note, self._notes.get(key, b""), unsigned=corrects)
 
     def _learn(
         self, record: EvaluationRecord, source: int | None, note: bytes | None, *, besides: int | None = None

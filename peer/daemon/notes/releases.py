@@ -119,7 +119,8 @@ class Releases:
     def heard(self, source: int, note: bytes) -> None:
         """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError if it is malformed."""
         told = notes.decode_release(note)
-        if told.peer == self._peer or not self._is_newer(told, note):
+        is_newer = told.said_ms > self._said_ms.get(told.peer, -1)
+        if told.peer == self._peer or not is_later(note, self._notes.get(told.peer, b""), unsigned=is_newer):
             return  # Before the signature is looked at: every neighbour brings the same.
         if self._hearsay.teller(notes.RELEASE, note, told.peer, source, self._news) is not None:
             self._known[told.peer] = _Known(told.protocol_max, told.software, self._now())
@@ -143,10 +144,6 @@ class Releases:
             said_ms=int(self._wall_clock() * 1000),
         )
         self._notes[self._peer] = self._hearsay.statements.sign(notes.RELEASE, told.SerializeToString())
-
-    def _is_newer(self, told: ReleaseNote, note: bytes) -> bool:
-        later = is_later(note, self._notes.get(told.peer, b""))
-        return told.said_ms > self._said_ms.get(told.peer, -1) if later is None else later
 
     # -- what is known -------------------------------------------------------------------------------------------------
 
