@@ -251,7 +251,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
         ),
         releases=releases,
         class_votes=_class_votes(local, runtime, neighbors, hearsay, releases),
-        limits=Limits(config.limits, local.folder.disk, neighbors, sync=runtime.sync, wall_clock=wall_clock)
+        limits=Limits(config.limits, local.folder.disk, neighbors.counters, sync=runtime.sync, wall_clock=wall_clock)
         if config.limits.can_be_reached
         else None,
     )

@@ -65,7 +65,7 @@ class Looks:
     """Limits with the disk and the clock of a test."""
 
     def __init__(self, wanted: LimitOptions, folder: Path, links: Links, clock: Clock) -> None:
-        self.limits = Limits(wanted, RealDisk(folder), links, sync=self._sync, wall_clock=clock)
+        self.limits = Limits(wanted, RealDisk(folder), links.counters, sync=self._sync, wall_clock=clock)
         self.threads: list[str] = []
         """In which threads the counts were saved."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")

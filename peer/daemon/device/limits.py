@@ -13,7 +13,7 @@ import zoneinfo
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from peer.config.options import LimitOptions
 from peer.daemon.device.limit_rules import Reached, Usage, check_hours, check_usage, local_time, nearly_used
@@ -37,12 +37,8 @@ _COOLED_BY = 3.0
 """Degrees below the limit at which a device that was too warm works again."""
 
 
-class TrafficCounters(Protocol):
-    """Source of the traffic counters (`peer.daemon.neighbors.Neighbors`)."""
-
-    def counters(self) -> Mapping[int, LinkCounters]: ...
-
-
+Counters: TypeAlias = Callable[[], Mapping[int, LinkCounters]]
+"""Returns the traffic counters of each neighbour (`peer.daemon.neighbors.Neighbors.counters`)."""
 Sync: TypeAlias = Callable[[Callable[[], None]], Awaitable[None]]
 """Calls a function that waits for the disk, in a thread (`peer.daemon.runtime.Runtime.sync`)."""
 
@@ -51,11 +47,11 @@ class Limits:
     """The limits of one device."""
 
     def __init__(
-        self, options: LimitOptions, disk: Disk, links: TrafficCounters, *, sync: Sync, wall_clock: Callable[[], float]
+        self, options: LimitOptions, disk: Disk, counters: Counters, *, sync: Sync, wall_clock: Callable[[], float]
     ) -> None:
         """`wall_clock` returns the seconds since 1970. Raises StateError if the counts cannot be read, and ConfigError
         if there is no thermometer."""
-        self._options, self._disk, self._links = options, disk, links
+        self._options, self._disk, self._counters = options, disk, counters
         self._sync, self._wall_clock = sync, wall_clock
         self._zone = None if options.timezone == "local" else zoneinfo.ZoneInfo(options.timezone)
         self._usage = self._saved = USAGE.read(disk) or Usage()
@@ -144,7 +140,7 @@ class Limits:
 
     def _count(self, day: str) -> None:
         self._usage = self._usage.at(day)
-        for peer, counters in self._links.counters().items():
+        for peer, counters in self._counters().items():
             carried, before = _carried(counters), self._counted.get(peer, 0)
             # A counter that a connection could not provide may fall and rise again: that is counted once.
             self._counted[peer] = max(carried, before)
