@@ -323,7 +323,7 @@ def _round_loop(common: CommonParts) -> RoundLoop:
             requests.declare_lost(peer, admitted=said)
 
     # First, since it is told before a neighbour forgets anything.
-    progress = _progress(common, durable.round, lambda: durable.durable_round, admitted)
+    progress = _progress(common, durable, admitted)
     frames = RoundFrames(
         runtime,
         neighbors,
@@ -385,26 +385,18 @@ def _pair_loop(common: CommonParts) -> PairLoop:
         requests=FixedMembers(local.setup.why_no_changes or "the members of this run cannot change"),
         saver=PairSaver(common, durable, exchanges, audit_log),
         audit_log=audit_log,
-        progress=_progress(common, durable.round, lambda: durable.durable_round, lambda peer, said: None),
+        progress=_progress(common, durable, lambda peer, said: None),
     )
 
 
 def _progress(
-    common: CommonParts, start_round: int, durable_round: Callable[[], int], admitted: Callable[[int, bytes], None]
+    common: CommonParts, durable: DurablePeer | DurablePair, admitted: Callable[[int, bytes], None]
 ) -> SignedProgress | None:
     """Return the signer of this peer's progress; None where nothing is signed."""
     statements = common.local.statements
     if not isinstance(statements, SignedStatements):
         return None
-    return SignedProgress(
-        common.local,
-        statements,
-        common.runtime,
-        common.neighbors,
-        start_round=start_round,
-        durable_round=durable_round,
-        admitted=admitted,
-    )
+    return SignedProgress(common.local, statements, common.runtime, common.neighbors, durable, admitted)
 
 
 def _hello(local: LocalPeer) -> HelloInfo:

@@ -20,6 +20,8 @@ from peer.daemon.neighbors import Neighbors
 from peer.daemon.runtime import Runtime
 from peer.errors import RemoteProtocolError, SecurityError, StateBehind
 from peer.net.hello import ToldProgress
+from peer.node.durable import DurablePeer
+from peer.node.durable_pair import DurablePair
 from peer.node.progress import (
     ADMISSION,
     PROGRESS,
@@ -52,17 +54,15 @@ class SignedProgress:
         statements: Statements,
         runtime: Runtime,
         neighbors: Neighbors,
-        *,
-        start_round: int,
-        durable_round: Callable[[], int],
+        durable: DurablePeer | DurablePair,
         admitted: Callable[[int, bytes], None],
     ) -> None:
-        """`start_round`: where the state of this peer was when this process began. `durable_round()`: rounds completed
-        that would survive a power cut. `admitted(peer, said)` is told of the admission of a neighbour."""
+        """`durable`: the state of this peer, as it was when this process began. `admitted(peer, said)` is told of the
+        admission of a neighbour."""
         kept = KEPT_PROGRESS.read(local.folder.disk) or KeptProgress()
         self._local, self._runtime, self._neighbors = local, runtime, neighbors
-        self._statements, self._durable_round, self._admitted = statements, durable_round, admitted
-        self._start, self._era = Progress(era=kept.era, round=start_round), kept.era
+        self._statements, self._durable, self._admitted = statements, durable, admitted
+        self._start, self._era = Progress(era=kept.era, round=durable.round), kept.era
         self._known = KnownProgress(local.number, statements, self._start, kept.signed)
         self._written, self._writing = dict(kept.signed), threading.Lock()
         self._write_at = 0.0
@@ -156,7 +156,7 @@ class SignedProgress:
 
     @property
     def _done(self) -> Progress:
-        return Progress(era=self._era, round=self._durable_round())
+        return Progress(era=self._era, round=self._durable.durable_round)
 
     # -- set back ------------------------------------------------------------------------------------------------------
 
