@@ -5,7 +5,7 @@ Below it is the transport, which carries bytes; above it are the loops, which kn
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 
 from peer.daemon.traffic import Traffic
 from peer.errors import HandshakeRefused, LocalProtocolError
@@ -120,6 +120,10 @@ class Neighbors:
         if self.is_up(peer):
             self._heard_at[peer] = now
         return now - self._heard_at.setdefault(peer, began_at)
+
+    def away_s(self, now: float, began_at: float, lost: Container[int]) -> dict[int, float]:
+        """Return for how long each neighbour that is not lost has been away."""
+        return {peer: self.silent_s(peer, now, began_at) for peer in self.all if peer not in lost}
 
     def silences(self, waiting: Collection[int], now: float, began_at: float) -> dict[int, float]:
         """Return for how long each of those that this peer waits for has been away. One that is no neighbour is waited

@@ -112,9 +112,5 @@ class LossWatch:
         return await status_of(name, address, access) is not None
 
     def _away_s(self, now: float) -> dict[int, float]:
-        away = {
-            peer: self.neighbors.silent_s(peer, now, self.runtime.began_at)
-            for peer in self.neighbors.all
-            if peer not in self.participant.session.lost
-        }
-        return {peer: now - at for peer, at in self._answered_at.items()} | away
+        away_s = self.neighbors.away_s(now, self.runtime.began_at, self.participant.session.lost)
+        return {peer: now - at for peer, at in self._answered_at.items()} | away_s

@@ -159,14 +159,9 @@ class OwnLoss:
             return not self.participant.membership.has_left
         if any(peer in self.neighbors.transport.refusals for peer in self.neighbors.all):
             return True
-        now, lost = self.runtime.now(), self.participant.session.lost
+        away_s = self.neighbors.away_s(self.runtime.now(), self.runtime.began_at, self.participant.session.lost)
         # Some are never dialled by this peer, so that nobody refuses it.
-        longest_s = _AWAY_S if after_s is None else after_s
-        return any(
-            self.neighbors.silent_s(peer, now, self.runtime.began_at) > longest_s
-            for peer in self.neighbors.all
-            if peer not in lost
-        )
+        return max(away_s.values(), default=0.0) > (_AWAY_S if after_s is None else after_s)
 
     def _is_proof(self, frame: bytes) -> bool:
         """Return whether a frame proves that this peer is lost; the sender may lie."""
