@@ -35,6 +35,8 @@ lost (`boundary.UNSPONSORED_WEIGHT`)."""
 BURST = 0.25
 """What came late adds W (x_j − x_i) for each of the rounds that two peers went on without each other: after k rounds
 up to k W times the distance that they have come to, and the room is as many times this larger."""
+STARVED = 2.0
+"""… and this much larger where push-sum weights may become small."""
 _GIVING = frozenset({MessageKind.GOSSIP, MessageKind.PART})
 """Kinds with numbers that count in a model."""
 _HANDOVERS = frozenset({READ_PHASE, TRANSFER_PHASE, COPY_PHASE})
@@ -55,8 +57,9 @@ class Judge:
         # Σu, which no change of the members raises.
         self._most_push_weight = self._node.schedule.num_first + _WEIGHT_ROOM
         spread = spread_of(self._spec, compressors or (self._node.compressor,), self._node.layout.sizes)
-        # With push-sum, what was missed is a mean of models, and no sum.
-        spread *= 1.0 if self._spec.push_sum else 1.0 + BURST * skips
+        # With push-sum, what was missed is a mean of models, and no sum; but whoever hears little goes far.
+        if skips:
+            spread *= STARVED if self._spec.push_sum else 1.0 + BURST * skips
         one_model = self._spec.tells_all is not None
         size, largest_loss = self._node.layout.size, self._node.largest_loss
         self.reaches = Reaches(self._me, size, largest_loss, one_model=one_model, spread=spread)
@@ -229,7 +232,7 @@ def spread_of(spec: AlgorithmSpec, compressors: Iterable[Compressor], sizes: Ite
     """Return how many times as long as what it stands for the payload of an honest message can be, for layers of these
     sizes. Where errors are gathered, √((2 − δ)/δ), and twice that, since peers keep to half of their room: a number is
     sent with all rounds that it waited for, which is k of them with probability δ (1 − δ)ᵏ⁻¹ if δ of all numbers are
-    drawn. Elsewhere √(1 + ω), by the noise of unbiased codes."""
+    drawn. Elsewhere √(1 + ω), by the noise of unbiased codes, and twice that where it adds up in copies."""
     if not spec.compresses or spec.modulo:
         return 1.0
     largest = max(sizes)
@@ -237,4 +240,5 @@ def spread_of(spec: AlgorithmSpec, compressors: Iterable[Compressor], sizes: Ite
     if spec.memory is Memory.ERRORS:
         least = min(bound.contraction or 1.0 for bound in bounds)
         return 2.0 * math.sqrt((2.0 - least) / least)
-    return math.sqrt(1.0 + max(bound.variance or 0.0 for bound in bounds))
+    noise = math.sqrt(1.0 + max(bound.variance or 0.0 for bound in bounds))
+    return 2.0 * noise if spec.memory is Memory.REPLICAS and spec.needs_unbiased else noise

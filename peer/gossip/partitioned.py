@@ -70,6 +70,7 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
 
     In phase 0 everybody sends each owner this peer's numbers of its part, and in phase 1 the owner tells everybody the
     sum. What a peer does not contribute stays in its error memory E, and so does what an owner does not tell.
+    What reaches further than own messages may (`plausibility`) is shortened first: such a model diverges.
 
     Momentum and weight decay act on U (`spec.acts_on_mean`), so g is the plain gradient, or the sum of those of several
     local steps. With several, adamw and muon act in each of them, and g is the sum of their directions. If every owner

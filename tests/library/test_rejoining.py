@@ -26,7 +26,7 @@ POLL_S = 0.3
 """Each question is a connection with a handshake, for both sides."""
 SETTINGS = (
     f"run.rounds={ROUNDS}", "graph.kind=ring", "algorithm.name=quant-sgp", "rounds.lost_after_s=8",
-    "transport.heartbeat_s=3", "transport.backoff_max_s=2",
+    "transport.heartbeat_s=3", "transport.backoff_max_s=2", "guard.max_loss=1e8",
 )  # fmt: skip
 """A process that is stopped keeps its connections; after three heartbeats the others notice."""
 

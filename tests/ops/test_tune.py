@@ -377,7 +377,7 @@ def test_the_worst_peer_is_compared_with_one_process_that_has_all_data(tmp_path:
 
 
 def test_divergence_of_a_real_run_is_shown_as_such(tmp_path: Path) -> None:
-    job = small_job(**{"training.learning_rate": 50.0, "run.rounds": 40})
+    job = small_job(**{"training.learning_rate": 10.0, "run.rounds": 40})
     found = tune(job, tmp_path, num_peers=3, trials=14)
     diverged = [trial for trial in found.trials if trial.verdict == "diverged"]
     assert diverged
