@@ -209,7 +209,9 @@ class Trainer(StartedTraining):
         """
         steps = self.options.local_steps
         gradient, loss = self._step_gradient(z, t, 0)
-        total = self._direction(gradient, z) if math.isfinite(loss) else np.zeros_like(z)
+        # A private loss is not told.
+        is_finite = self._privacy or math.isfinite(loss)
+        total = self._direction(gradient, z) if is_finite else np.zeros_like(z)
         if steps > 1:
             total, moved = total.copy(), z.copy()
             direction = total
@@ -217,7 +219,7 @@ class Trainer(StartedTraining):
                 add_dense_(moved, direction, -z_step)
                 gradient, local_loss = self._step_gradient(moved, t, local)
                 loss += local_loss
-                if not math.isfinite(loss):
+                if not (self._privacy or math.isfinite(loss)):
                     total[:] = 0.0
                     break
                 direction = self._direction(gradient, moved)
@@ -450,12 +452,15 @@ class Trainer(StartedTraining):
                 hook.remove()
         return len(self._parameters) - len(numbers)
 
-    def batch_loss(self, t: int, *, local: int = 0) -> torch.Tensor:
-        """Return the mean loss of one batch of round t at the parameters that the model holds, to be differentiated."""
+    def batch_loss(self, t: int, module: torch.nn.Module | None = None, *, local: int = 0) -> torch.Tensor:
+        """Return the mean loss of one batch of round t at the parameters that the model holds, to be differentiated.
+
+        `module`: what is called in place of `model`, which it wraps.
+        """
         batch = self._batch(t, local)
         with GENERATOR:
             seed_operators(self.seed, self.peer, t, local, self.device)
-            loss = self._loss(self.model, batch)
+            loss = self._loss(self.model if module is None else module, batch)
         if loss.ndim:
             raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it must be a scalar")
         return loss

@@ -13,6 +13,7 @@ from torch import nn
 from peer.config.options import Config, load
 from peer.run.setup import RunSetup
 from peer.simulate.run import run
+from peer.train import local_step
 from peer.train.local_step import LocalStep, Trainer
 from tests.library.scripts import Samples, vector_of, write_kits
 
@@ -35,13 +36,12 @@ def as_displacements(monkeypatch: pytest.MonkeyPatch, task: Config) -> None:
     runs get the same displacements and have to agree in every bit, and each displacement is held to the γ g of the
     task within its roundings.
     """
-    rate_of = Trainer.rate
     one_step = task.model_copy(update={"training": task.training.model_copy(update={"local_steps": 1})})
     alone = [RunSetup.open(one_step, Path(), PEERS).trainer(peer) for peer in range(PEERS)]
     gradient_of = Trainer.gradient
 
     def gradient(trainer: Trainer, z: np.ndarray, t: int, rate: float, z_step: float) -> LocalStep:
-        rate, steps, w, losses = rate_of(trainer, t), trainer.options.local_steps, z, []
+        rate, steps, w, losses = alone[trainer.peer].rate(t), trainer.options.local_steps, z, []
         for step in range(steps * t, steps * (t + 1)):
             found = gradient_of(alone[trainer.peer], w, step, rate, rate)
             before, w = w, sgd(trainer, w, found.gradient, rate)
@@ -49,7 +49,7 @@ def as_displacements(monkeypatch: pytest.MonkeyPatch, task: Config) -> None:
             assert_rounded(before - w, before, w, rate * found.gradient.astype(np.float64))
         return LocalStep(z - w, float(np.mean(losses)), steps)
 
-    monkeypatch.setattr(Trainer, "rate", lambda trainer, t: 1.0)
+    monkeypatch.setattr(local_step, "learning_rate", lambda options, rounds, t: 1.0)
     monkeypatch.setattr(Trainer, "gradient", gradient)
 
 
