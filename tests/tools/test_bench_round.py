@@ -26,21 +26,21 @@ def test_the_stages_of_a_round_add_up_to_what_its_process_took(tmp_path: Path) -
     assert figures["conditions"]["commit"]
     (result,) = figures["results"]
     *peers, reference = result["systems"].values()
-    compressed, whole, packed, replicas, factors, gradients = peers
+    compressed, *whole, replicas, factors, gradients, plain = peers
     for row in peers:
         stages = row["stage_cpu_s"]
         assert row["cpu_s"]["mean"] == pytest.approx(sum(stage["mean"] for stage in stages.values()), rel=1e-6)
         # Sums of gradients and of their factors go through no compressor.
-        compresses = ("compress",) if row in (compressed, whole, packed, replicas) else ()
+        compresses = ("compress",) if row in (compressed, *whole, replicas) else ()
         assert all(stages[name]["mean"] > 0.0 for name in ("train", "encode", "decode", "apply", *compresses))
         assert row["overhead_s"]["mean"] == pytest.approx(row["cpu_s"]["mean"] - stages["train"]["mean"], rel=1e-6)
         assert row["socket_bytes"] > 0
     # 30 of 3,000 numbers in a few bits each; all of them, as float32 and as good as incompressible.
     assert 40 < compressed["payload_bytes"] < 200
-    assert 9_000 < whole["payload_bytes"] < packed["payload_bytes"]
-    assert 12_000 <= packed["payload_bytes"] < 12_200
+    assert all(9_000 < row["payload_bytes"] < 12_000 for row in whole)
     assert 40 < replicas["payload_bytes"] < 200
     assert 40 < factors["payload_bytes"] < gradients["payload_bytes"] < 13_000
+    assert plain["socket_bytes"] < gradients["socket_bytes"]
     # Two processes exchange half of the vector twice.
     assert reference["socket_bytes"] == pytest.approx(12_000, rel=0.1)
     for name in result["systems"]:
