@@ -58,9 +58,12 @@ class MeanStep(Algorithm):
 
     def shortened(self, t: int, gradient: FloatArray, rate: float) -> FloatArray:
         """Do as others do, though nobody is told where the gradient leads."""
-        length = self._momentum.first_step * rate * norm_of(gradient)
-        share = self.reaches.share_of_step(t, self.x, length)
+        share = self._share_of(t, gradient, rate)
         return gradient if share == 1.0 else gradient.dtype.type(share) * gradient
+
+    def _share_of(self, t: int, vector: npt.NDArray[np.floating[Any]], rate: float) -> float:
+        """Return which share of a gradient x may move by, so that it reaches no further than own messages may."""
+        return self.reaches.share_of_step(t, self.x, self._momentum.first_step * rate * norm_of(vector))
 
     def hears(self, t: int, sender: int) -> bool:
         return sender in other_members(self.node, t)

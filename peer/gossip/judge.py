@@ -14,14 +14,13 @@ from typing import NoReturn
 import numpy as np
 
 from peer.compress.base import Compressor
-from peer.compress.norms import sum_of_squares
 from peer.compress.payload import Dense, num_values
 from peer.errors import RemoteProtocolError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Memory
 from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE, jumped, transfers
 from peer.gossip.mixing import check_layers
 from peer.gossip.moniqua import FURTHER_BITS
-from peer.gossip.plausibility import Reaches
+from peer.gossip.plausibility import Reaches, norm_of
 from peer.gossip.session import Session
 from peer.gossip.value_bounds import excess
 from peer.gossip.views import ViewSchedule
@@ -126,7 +125,7 @@ class Judge:
 
     def own_norm(self) -> float:
         """Return ‖z‖₂."""
-        return math.sqrt(sum_of_squares(self._algorithm.x)) / self._algorithm.u
+        return norm_of(self._algorithm.x) / self._algorithm.u
 
     def _has_phase(self, message: Message) -> bool:
         """Whether the algorithm, or a change of members, has such a message in that phase."""

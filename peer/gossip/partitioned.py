@@ -3,7 +3,6 @@ sum. What is added up, and how it is written, the algorithms decide."""
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ import numpy.typing as npt
 
 from peer.compress.block_float import Sizes
 from peer.compress.layout import Layout
-from peer.compress.norms import sum_of_squares
 from peer.compress.payload import FloatArray, Payload
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Exchange, NodeContext
@@ -138,9 +136,7 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
     def _shorten_(self, vector: npt.NDArray[np.floating[Any]], weight: float = 1.0) -> None:
         """Shorten numbers that are to be contributed or told, where they reach further than own messages may. A memory
         that grows without end would. `weight`: as in `reach`."""
-        length = weight * self._momentum.first_step * self._rate * math.sqrt(sum_of_squares(vector))
-        share = self.reaches.share_of_step(self._t, self.x, length)
-        if share < 1.0:
+        if (share := self._share_of(self._t, vector, weight * self._rate)) < 1.0:
             vector *= vector.dtype.type(share)
 
     def _imposed(self, phase: int, receiver: int) -> Payload | None:

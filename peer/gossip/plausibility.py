@@ -136,8 +136,6 @@ class Reaches:
 
     def check_own(self, t: int, reach: float, own_norm: Callable[[], float]) -> None:
         """Raise DivergenceError rather than send in round t what others might refuse."""
-        if self._judged_in == t:
-            return
         # What it was sent moved the model, and is not shortened.
         sender, share = (self.me, HALF) if self.counts_own(t) else (OWN_MODEL, 1.0)
         if not reach <= self.allowed(sender, share=share):
@@ -190,9 +188,13 @@ class Reaches:
         root = math.sqrt(along**2 + square * left)
         return left / (along + root) if along > 0.0 else (root - along) / square
 
+    def has_judged(self, t: int) -> bool:
+        """Return whether `share_of_step` has seen to it that what is sent in round t reaches no further than it may."""
+        return self._judged_in == t
+
     def share_of_step(self, t: int, x: FloatArray, length: float) -> float:
         """Do as `share_within` does, in any round, for a change of that length of which others do not know where it
-        leads: ‖x‖ and the length of the share are at most l, or the share is small. `check_own` need not see it.
+        leads: ‖x‖ and the length of the share are at most l, or the share is small. `check_own` is left out.
         Raises DivergenceError if the whole room is too small, and nobody moved the model."""
         if not self._shortens:
             return 1.0

@@ -198,11 +198,12 @@ class Participant:
             effects = self.session.begin(gradient, self._rate, now, left_out)
             del gradient
             require_finite_model(t, self.algorithm.x)
-            sends = [*effects.sends, *self.algorithm.unsent().items()]
-            different = {id(message.layers): (message, self._rate, receiver) for receiver, message in sends}
-            # One for each round: so much of the room comes back.
-            reach = max((self._judge.reach(*each) for each in different.values()), default=0.0)
-            self.reaches.check_own(t, reach, self._judge.own_norm)
+            if not self.reaches.has_judged(t):
+                sends = [*effects.sends, *self.algorithm.unsent().items()]
+                different = {id(message.layers): (message, self._rate, receiver) for receiver, message in sends}
+                # One for each round: so much of the room comes back.
+                reach = max((self._judge.reach(*each) for each in different.values()), default=0.0)
+                self.reaches.check_own(t, reach, self._judge.own_norm)
             # Behind the check: some algorithms send the model as it is now.
             self.reaches.note_own(t, own_norm)
             effects = self._perform(effects, now)

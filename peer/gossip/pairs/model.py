@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from peer.compress.norms import sum_of_squares
 from peer.compress.payload import FloatArray, Payload, Residues
 from peer.errors import RemoteProtocolError
 from peer.gossip.base import NodeContext
 from peer.gossip.mixing import add_scaled_, distance
 from peer.gossip.pairs.coding import FurtherBits, PairCoding
 from peer.gossip.pairs.events import Event
-from peer.gossip.plausibility import Reaches
+from peer.gossip.plausibility import Reaches, norm_of
 from peer.wire.message import Message, RepairWish
 
 
@@ -61,7 +59,7 @@ class PairModel:
 
     def norm(self) -> float:
         """Return ‖x‖₂."""
-        return math.sqrt(sum_of_squares(self.x))
+        return norm_of(self.x)
 
     def read(self) -> FloatArray:
         """Return a copy of x to compute a gradient at."""
