@@ -153,9 +153,11 @@ class Reaches:
 
     def _charge(self, peer: int, reach: float) -> None:
         """Take what a message exceeds from the room of its sender, of which a little comes back with each message."""
-        # A journal of an earlier release may hold any number.
-        reach, known = min(reach, self.allowed(peer)), self.allowed(peer, share=0.0)
-        lasting = min(reach, self.allowed(peer, share=HALF))
+        known, lasting = self.allowed(peer, share=0.0), reach
+        if reach > known:
+            # A journal of an earlier release may hold any number.
+            reach = min(reach, self.allowed(peer))
+            lasting = min(reach, self.allowed(peer, share=HALF))
         self._spent[peer] = (1.0 - REGAINED) * (self._spent.get(peer, 0.0) + max(reach - known, 0.0))
         self._furthest[peer] = max(self._furthest.get(peer, 0.0), lasting)
 

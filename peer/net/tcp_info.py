@@ -66,11 +66,10 @@ class Connection:
 
     def counters(self) -> TcpCounters | None:
         """Return the kernel's counters; None if the descriptor no longer belongs to this connection."""
-        if not self._is_there():
-            return None
         info = _option(self.descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        # Another thread may have closed it, and opened something else, in between.
-        if len(info) < _TCP_INFO_BYTES or not self._is_there():
+        # Asked last: another thread may have closed it, and opened something else, just before.
+        addresses = _address(self.descriptor, "getsockname"), _address(self.descriptor, "getpeername")
+        if len(info) < _TCP_INFO_BYTES or addresses != (self.local, self.remote):
             return None
         ip_header = 40 if ":" in self.remote[0] else 20
         # struct tcp_info of linux/tcp.h: tcpi_options at 5, tcpi_bytes_received at 128, tcpi_segs_out and _in at 136,
@@ -81,10 +80,6 @@ class Connection:
         sent, retransmitted = struct.unpack_from("=QQ", info, 200)
         tcp_header = 32 if info[5] & _TIMESTAMPS else 20
         return TcpCounters(sent, received, retransmitted, segments_out, segments_in, rate, ip_header + tcp_header)
-
-    def _is_there(self) -> bool:
-        addresses = _address(self.descriptor, "getsockname"), _address(self.descriptor, "getpeername")
-        return _is_tcp(self.descriptor) and addresses == (self.local, self.remote)
 
 
 def connections() -> list[Connection]:
