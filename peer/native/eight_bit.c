@@ -103,15 +103,14 @@ INLINE void quantize_chunk(const float *v, int count, float inverse, float zero,
         codes[i] = (int8_t)(cut(rintf(v[i] * inverse) + zero, -128.0f, 127.0f) + flip);
 }
 
-CLONES void eb_quantize(const float *v, uint64_t n, float inverse, int32_t zero, int32_t flip, int8_t *codes,
-                        float *extremes)
+CLONES void eb_quantize(const float *v, uint64_t n, float inverse, int32_t zero, int8_t *codes, float *extremes)
 {
     Extremes e = {0, 0};
     if (extremes != NULL)
         e = start_extremes(extremes);
     for (uint64_t done = 0; done < n; done += CHUNK) {
         int count = n - done < CHUNK ? (int)(n - done) : CHUNK;
-        quantize_chunk(v + done, count, inverse, (float)zero, flip, codes + done);
+        quantize_chunk(v + done, count, inverse, (float)zero, 0, codes + done);
         if (extremes != NULL)
             e = note_extremes(e, v + done, count);
     }
@@ -492,11 +491,11 @@ CLONES float eb_softmax_backward(const int32_t *acc, uint64_t rows, uint64_t col
 
 #define MOST_COLUMNS 8192
 
-CLONES void eb_layer_norm(const int32_t *acc, const float *floats, uint64_t rows, uint64_t columns,
-                          const int32_t *offset, float factor, const float *bias, const int8_t *residual,
-                          int32_t residual_zero, float residual_scale, float epsilon, const float *gamma,
-                          const float *beta, float normal_inverse, int8_t *normal, float *normal_extremes,
-                          float inverse, int32_t zero, int8_t *codes, float *extremes, float *inverse_deviations)
+CLONES void eb_layer_norm(const int32_t *acc, const float *floats, uint64_t rows, uint64_t columns, float factor,
+                          const float *bias, const int8_t *residual, int32_t residual_zero, float residual_scale,
+                          float epsilon, const float *gamma, const float *beta, float normal_inverse, int8_t *normal,
+                          float *normal_extremes, float inverse, int32_t zero, int8_t *codes, float *extremes,
+                          float *inverse_deviations)
 {
     float x[MOST_COLUMNS];
     Extremes of_normal = start_extremes(normal_extremes), of_result = start_extremes(extremes);
@@ -506,7 +505,7 @@ CLONES void eb_layer_norm(const int32_t *acc, const float *floats, uint64_t rows
         if (floats != NULL)
             memcpy(x, floats + at_row, columns * sizeof *x);
         else {
-            finish_chunk(acc + at_row, (int)columns, offset, factor, bias, 0, x);
+            finish_chunk(acc + at_row, (int)columns, NULL, factor, bias, 0, x);
             for (uint64_t i = 0; i < columns; i++)
                 x[i] = x[i] + (float)(residual[at_row + i] - residual_zero) * residual_scale;
         }

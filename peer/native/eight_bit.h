@@ -15,8 +15,7 @@ void eb_extremes(const float *v, uint64_t n, float *extremes);
 double eb_mean_square(const float *v, uint64_t n);
 
 /* Codes of v by rounding to nearest, ties to even, cut to [-128, 127]; extremes as above unless NULL. */
-void eb_quantize(const float *v, uint64_t n, float inverse, int32_t zero, int32_t flip, int8_t *codes,
-                 float *extremes);
+void eb_quantize(const float *v, uint64_t n, float inverse, int32_t zero, int8_t *codes, float *extremes);
 
 /* Codes of a matrix [rows, columns] around zero, cut to [-127, 127], and the sum of the codes of each row. */
 void eb_quantize_weights(const float *v, uint64_t rows, uint64_t columns, float inverse, int8_t *codes,
@@ -83,14 +82,14 @@ void eb_softmax(const int32_t *acc, uint64_t rows, uint64_t columns, float facto
 float eb_softmax_backward(const int32_t *acc, uint64_t rows, uint64_t columns, float factor, const int8_t *codes,
                           const float *weights, uint16_t *gradient);
 
-/* Layer norm of x = (acc - offset) * factor + bias + (residual - residual_zero) * residual_scale, all but acc optional
+/* Layer norm of x = acc * factor + bias + (residual - residual_zero) * residual_scale, all but acc optional
    as a whole: with floats given, x is that. n = (x - mean) * inverse deviation goes to `normal` around zero, and
    n * gamma + beta to `codes`; either may be NULL, then only its extremes are noted. */
-void eb_layer_norm(const int32_t *acc, const float *floats, uint64_t rows, uint64_t columns, const int32_t *offset,
-                   float factor, const float *bias, const int8_t *residual, int32_t residual_zero,
-                   float residual_scale, float epsilon, const float *gamma, const float *beta, float normal_inverse,
-                   int8_t *normal, float *normal_extremes, float inverse, int32_t zero, int8_t *codes,
-                   float *extremes, float *inverse_deviations);
+void eb_layer_norm(const int32_t *acc, const float *floats, uint64_t rows, uint64_t columns, float factor,
+                   const float *bias, const int8_t *residual, int32_t residual_zero, float residual_scale,
+                   float epsilon, const float *gamma, const float *beta, float normal_inverse, int8_t *normal,
+                   float *normal_extremes, float inverse, int32_t zero, int8_t *codes, float *extremes,
+                   float *inverse_deviations);
 
 /* Back through it, with n = normal * normal_scale and h = g * gamma:
    inverse_deviation * (h - mean h - n * mean(h n)), rounded to bfloat16; adds the columns of g * n to `gamma_sums`.

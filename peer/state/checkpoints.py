@@ -310,11 +310,12 @@ def parse_checkpoint(file: Readable, name: str) -> Checkpoint:
 
 def stored_arrays(path: Path) -> StoredArrays:
     """Return the arrays of any safetensors file. Raises StateError."""
-    with _reading(path, ""):
-        file = path.open("rb", buffering=0)
+    with _reading(path, ""), contextlib.ExitStack() as opened:
+        file = opened.enter_context(path.open("rb", buffering=0))
         header, start, size = _head(file)
         header.pop("__metadata__", None)
         _check_entries(header, size - start)
+        opened.pop_all()
         return StoredArrays(file, start, header, str(path))
 
 

@@ -52,7 +52,7 @@ def quantize(values: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, tuple[floa
     codes = torch.empty(values.shape, dtype=torch.int8, device=values.device)
     if native := native_for(values):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
-        native.eb_quantize(pointer(values), values.numel(), grid.inverse, grid.zero_point, 0, pointer(codes), ends)
+        native.eb_quantize(pointer(values), values.numel(), grid.inverse, grid.zero_point, pointer(codes), ends)
         return codes, (ends[0], ends[1])
     codes.copy_(codes_of(values, grid))
     return codes, extremes(values)

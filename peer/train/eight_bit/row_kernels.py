@@ -177,7 +177,7 @@ def layer_norm(
     if native := x.native:
         of_normal, of_result = (ffi.new("float[2]", (math.inf, -math.inf)) for _ in range(2))
         native.eb_layer_norm(
-            pointer(x.accumulator), pointer(x.floats), rows, columns, ffi.NULL, x.factor, pointer(x.bias),
+            pointer(x.accumulator), pointer(x.floats), rows, columns, x.factor, pointer(x.bias),
             pointer(x.residual), x.residual_zero, x.residual_scale, epsilon, pointer(gamma), pointer(beta),
             normal_grid.inverse, pointer(normal), of_normal, grid.inverse, grid.zero_point, pointer(codes), of_result,
             pointer(deviations),
