@@ -56,9 +56,12 @@ class Judge:
         # Σu, which no change of the members raises.
         self._most_push_weight = self._node.schedule.num_first + _WEIGHT_ROOM
         spread = spread_of(self._spec, compressors or (self._node.compressor,), self._node.layout.sizes)
-        # With push-sum, what was missed is a mean of models, and no sum; but whoever hears little goes far.
-        if skips:
-            spread *= STARVED if self._spec.push_sum else 1.0 + BURST * skips
+        # With push-sum, what was missed is a mean of models, and no sum; but whoever hears little, or nobody any more,
+        # goes far.
+        if self._spec.push_sum:
+            spread *= STARVED if skips or views is not None else 1.0
+        else:
+            spread *= 1.0 + BURST * skips
         one_model = self._spec.tells_all is not None
         size, largest_loss = self._node.layout.size, self._node.largest_loss
         self.reaches = Reaches(self._me, size, largest_loss, one_model=one_model, spread=spread)
