@@ -20,7 +20,7 @@ from peer.ops.collect import FOLDER, collect
 from peer.ops.peer_processes import start_process
 from peer.report.run_page import write_report
 from peer.state.checkpoints import StateFolder
-from peer.state.disk import RealDisk, replace
+from peer.state.disk import Disk, replace
 from peer.state.metrics import MetricsStore, Summary
 from tests.report.sample_run import write_sample_run
 from tests.test_layers import ROOT, modules
@@ -161,7 +161,7 @@ def all_patterns() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("module", "pattern"), all_patterns())
 def test_no_pattern_takes_a_file_for_whole_that_is_being_written(module: str, pattern: str, tmp_path: Path) -> None:
     file = tmp_path / re.sub(r"\[[^]]*\]", "1", pattern).replace("*", "1")
-    disk = RealDisk(tmp_path)
+    disk = Disk(tmp_path)
     for write in (partial(write_whole, file), lambda data: replace(disk, file.name, [data])):
         assert files_while(write, tmp_path, pattern) == []
         assert list(tmp_path.glob(pattern)) == [file]
@@ -344,7 +344,7 @@ def test_logs_locks_and_state_follow_no_link(tmp_path: Path, secret: Path) -> No
     with pytest.raises(StateError, match="cannot be used as a state folder"):
         StateFolder(state)
     (state / "journal").symlink_to(secret)
-    for use in (RealDisk(state).create, RealDisk(state).open, lambda name: RealDisk(state).truncate(name, 0)):
+    for use in (Disk(state).create, Disk(state).open, lambda name: Disk(state).truncate(name, 0)):
         with pytest.raises(OSError, match="symbolic links"):
             use("journal")
     assert secret.read_text() == "precious"

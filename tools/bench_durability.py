@@ -36,7 +36,7 @@ from peer.node.disk_state import DiskState, Durability
 from peer.node.durable import DurablePeer
 from peer.node.participant import Participant
 from peer.run.setup import RunSetup
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.train.threads import use_one_thread
 
 PAIR = 2
@@ -120,7 +120,7 @@ class Durable:
         for i, participant in enumerate(make_participants(self._job)):
             folder = self._folder / f"{self.name}-{i}"
             folder.mkdir(parents=True, exist_ok=True)
-            state = DiskState(RealDisk(folder), {"peer": str(i)}, durability=self.name)
+            state = DiskState(Disk(folder), {"peer": str(i)}, durability=self.name)
             peers.append(DurablePeer(participant, state, neighbors=[1 - i]))
         return peers
 

@@ -230,7 +230,7 @@ def run_all_reduce(rank: int, num_peers: int, size: int, rounds: int, store: Pat
     import torch.distributed as distributed
 
     from peer.net import tcp_info
-    from peer.state.disk import RealDisk
+    from peer.state.disk import Disk
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_peers)
@@ -256,7 +256,7 @@ def run_all_reduce(rank: int, num_peers: int, size: int, rounds: int, store: Pat
     writes = []
     for _ in range(_SYNCED_WRITES if rank == 0 else 0):
         started = time.perf_counter()
-        file = RealDisk(result_file.parent).create("vector")
+        file = Disk(result_file.parent).create("vector")
         file.append([vector.numpy().view("uint8").data])
         file.sync()
         file.close()

@@ -279,11 +279,11 @@ def audit(config_file: Path | None, chain: str | None, as_json: bool) -> None:
     """
     from peer.errors import StateError
     from peer.state.admission_log import FILE, read_entries
-    from peer.state.disk import RealDisk
+    from peer.state.disk import Disk
 
     config, base = load_peer(config_file)
     folder = base / config.state.directory
-    entries = read_entries(RealDisk(folder)) if folder.is_dir() else []
+    entries = read_entries(Disk(folder)) if folder.is_dir() else []
     if chain is not None and all(entry["chain"] != chain for entry in entries):
         raise StateError(
             f"{folder / FILE}: no entry has the chain {chain[:80]!r}: entries were removed or written anew"

@@ -39,7 +39,7 @@ from peer.node.statements import is_later
 from peer.proto.sottovoce.v1 import note_pb2 as pb
 from peer.rate_limits import Allowances
 from peer.records import ModelForm
-from peer.state.disk import RealDisk, writing
+from peer.state.disk import Disk, writing
 from peer.state.kept_file import AVERAGE_FILE, AVERAGE_SHARES, MODEL_FORM, OWN_FILE, KeptShares
 from peer.state.shares import ShareFile, digest, places, write_average
 from peer.train.model_file import open_tensors, write_tensors
@@ -106,7 +106,7 @@ class FinalAverage:
 
     def __post_init__(self, is_last_round_done: bool) -> None:
         """Raise StateError if those files cannot be deleted."""
-        self._me, self._disk = self.hearsay.own, RealDisk(self.directory)
+        self._me, self._disk = self.hearsay.own, Disk(self.directory)
         self._share_news, self._told_news = Allowances(**_NEWS), Allowances(**_NEWS)
         self._pace = Allowances(rate=_PIECES_PER_S, burst=_PIECES_PER_S)
         self._file = ShareFile(self.directory / SHARES_NAME, self.layout.size, ())

@@ -56,7 +56,7 @@ from peer.run.summary import (
     note_precisions,
 )
 from peer.state.checkpoints import StoredArrays, checkpoint_round, find_checkpoints, load_checkpoint
-from peer.state.disk import RealDisk, private_files, writing
+from peer.state.disk import Disk, private_files, writing
 from peer.state.kept_file import CHOSEN_PRECISION
 from peer.state.metrics import MetricsStore, Summary
 from peer.train.local_step import Trainer
@@ -352,7 +352,7 @@ class Cluster:
         """Return the precisions that the peers chose, by name, where each chooses."""
         found = {}
         for name, folder in zip(self.names, self.state_folders, strict=True):
-            if (choice := CHOSEN_PRECISION.read(RealDisk(folder))) is not None:
+            if (choice := CHOSEN_PRECISION.read(Disk(folder))) is not None:
                 found[name] = choice
         return found
 

@@ -19,7 +19,7 @@ from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind
 from peer.records import Criterion
 from peer.state.checkpoints import find_checkpoints, read_description
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.kept_file import AVERAGE_FILE, SCRIPT_SAYS
 from peer.state.metrics import MetricsStore
 
@@ -59,7 +59,7 @@ class Standing:
 
 def with_length(config: Config, base: Path) -> Config:
     """Return the configuration of a peer with the rounds of its run, where a training script has decided on them."""
-    said = SCRIPT_SAYS.read(RealDisk(base / config.state.directory))
+    said = SCRIPT_SAYS.read(Disk(base / config.state.directory))
     if said is None:
         return config
     return config.model_copy(update={"run": config.run.model_copy(update={"rounds": said.rounds})})
@@ -68,7 +68,7 @@ def with_length(config: Config, base: Path) -> Config:
 def script_criteria(config: Config, base: Path) -> tuple[Criterion, ...] | None:
     """Return the figures that the training script of a peer may tell, by its state folder; None where that does not say
     so. Raises StateError."""
-    said = SCRIPT_SAYS.read(RealDisk(base / config.state.directory))
+    said = SCRIPT_SAYS.read(Disk(base / config.state.directory))
     return None if said is None else said.criteria
 
 

@@ -25,7 +25,7 @@ from peer.library.parameters import kept_beside as kept_by_script
 from peer.records import ModelForm
 from peer.run.summary import Average
 from peer.state.checkpoints import Checkpoint, StoredArrays, StoredVector, stored_arrays
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.kept_file import AVERAGE_FILE, FROZEN_FILE, MODEL_FORM
 from peer.train.local_step import kept_beside as kept_by_task
 from peer.train.model_file import InParts, open_tensors
@@ -54,7 +54,7 @@ class PeerModel:
 def read_form(state: Path) -> tuple[ModelForm, Tensors] | None:
     """Return the form of a peer's model, and its frozen parameters, from its state folder; None where an earlier
     release wrote it. Raises StateError."""
-    form = MODEL_FORM.read(RealDisk(state))
+    form = MODEL_FORM.read(Disk(state))
     return None if form is None else (form, _tensors(state / FROZEN_FILE))
 
 

@@ -29,7 +29,7 @@ from peer.errors import StateError, remedy
 from peer.files import safetensors_head
 from peer.foreign_values import parse_json
 from peer.state import disk as disks
-from peer.state.disk import Buffer, Disk, Readable, RealDisk, make_private
+from peer.state.disk import Buffer, Disk, Readable, make_private
 
 FORMAT = 2
 """Version of the file format, raised when an old file would be misunderstood; the changelog explains old files."""
@@ -235,7 +235,7 @@ class StateFolder:
             make_private(directory)
         except OSError as error:
             self.why_not_private = error.strerror
-        self.disk = RealDisk(directory)
+        self.disk = Disk(directory)
         self.checkpoints = Checkpoints(self.disk, keep=keep, regular=regular)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """A folder of files as the durable state needs it: few operations, each of them a point at which a process may die.
 
-`RealDisk` is a folder of the file system. Tests and the fault simulator put another one in its place, which tears
-writes, loses unsynced bytes, and fills up. The operations promise what POSIX promises:
+`Disk` is a folder of the file system. Tests and the fault simulator put another one in its place, which tears writes,
+loses unsynced bytes, and fills up. The operations promise what POSIX promises:
 
 - `append` hands bytes to the operating system. When it returns they survive the end of the process, not a power cut;
   when it fails, any part of them may be there.
@@ -22,7 +22,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from peer.errors import StateError, remedy
 
@@ -41,58 +41,6 @@ _DIRECT_UNIT_BYTES = 4096
 
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
 """A model and its history reveal something of the data: only their owner may read them."""
-
-
-class Handle(Protocol):
-    """A file that is open for appending."""
-
-    @property
-    def size(self) -> int:
-        """Size of the file in bytes."""
-        ...
-
-    def append(self, parts: Sequence[Buffer]) -> None:
-        """Add bytes at the end."""
-        ...
-
-    def sync(self) -> None:
-        """Make everything appended so far survive a power cut. May be called from another thread than `append`."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Disk(Protocol):
-    """One folder. Names are plain file names."""
-
-    def names(self) -> list[str]:
-        """Return the names of all files, in any order."""
-        ...
-
-    def size(self, name: str) -> int: ...
-    def read(self, name: str) -> bytes: ...
-    def reader(self, name: str) -> Readable:
-        """Open a file to read parts of it, as it is now."""
-        ...
-
-    def create(self, name: str) -> Handle:
-        """Open a new, empty file; one of that name is emptied."""
-        ...
-
-    def open(self, name: str) -> Handle:
-        """Open an existing file to append to it."""
-        ...
-
-    def truncate(self, name: str, size: int) -> None:
-        """Cut a file off and make that survive a power cut."""
-        ...
-
-    def rename(self, old: str, new: str) -> None: ...
-    def unlink(self, name: str) -> None: ...
-    def sync_folder(self) -> None: ...
-    def where(self, name: str) -> str:
-        """Return a name of a file for messages to people, who may have several such folders."""
-        ...
 
 
 def cannot_be_written(name: str, error: Exception) -> StateError:
@@ -171,18 +119,19 @@ def replace(disk: Disk, name: str, parts: Iterable[Buffer]) -> None:
     disk.sync_folder()
 
 
-class RealDisk:
-    """A folder of the file system."""
+class Disk:
+    """A folder of the file system. Names are plain file names."""
 
     def __init__(self, folder: Path) -> None:
         """`folder` exists, unless the caller only reads a file that may be there."""
         self.folder = folder
 
     def where(self, name: str) -> str:
-        """Return the path of a file, which need not exist."""
+        """Return the path of a file, which need not exist: messages to people name it, who may have several folders."""
         return str(self.folder / name)
 
     def names(self) -> list[str]:
+        """Return the names of all files, in any order."""
         return os.listdir(self.folder)
 
     def size(self, name: str) -> int:
@@ -191,17 +140,20 @@ class RealDisk:
     def read(self, name: str) -> bytes:
         return (self.folder / name).read_bytes()
 
-    def reader(self, name: str) -> io.FileIO:
-        """Open a file, without a buffer."""
+    def reader(self, name: str) -> Readable:
+        """Open a file to read parts of it, as it is now, without a buffer."""
         return (self.folder / name).open("rb", buffering=0)
 
-    def create(self, name: str) -> RealHandle:
-        return RealHandle(self.folder / name, os.O_CREAT | os.O_TRUNC)
+    def create(self, name: str) -> Handle:
+        """Open a new, empty file; one of that name is emptied."""
+        return Handle(self.folder / name, os.O_CREAT | os.O_TRUNC)
 
-    def open(self, name: str) -> RealHandle:
-        return RealHandle(self.folder / name, 0)
+    def open(self, name: str) -> Handle:
+        """Open an existing file to append to it."""
+        return Handle(self.folder / name, 0)
 
     def truncate(self, name: str, size: int) -> None:
+        """Cut a file off and make that survive a power cut."""
         file = os.open(self.folder / name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.truncate(file, size)
@@ -223,32 +175,30 @@ class RealDisk:
             os.close(folder)
 
 
-class RealHandle:
-    """A file of the file system, without a buffer in this process: bytes appended outlive it."""
+class Handle:
+    """A file that is open for appending, without a buffer in this process: bytes appended outlive it."""
 
     def __init__(self, path: Path, flags: int) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | flags, _PRIVATE_FILE)
-        self._size = os.fstat(self._file).st_size
+        self.size = os.fstat(self._file).st_size
+        """Bytes of the file."""
         self._block: mmap.mmap | None = None
         """Aligned memory for writes past the page cache, kept because fresh pages are expensive."""
 
-    @property
-    def size(self) -> int:
-        return self._size
-
     def append(self, parts: Sequence[Buffer]) -> None:
+        """Add bytes at the end."""
         rest = [memoryview(part) for part in parts if len(part)]
-        if sum(map(len, rest)) >= (_DIRECT_BLOCK_BYTES if self._size else _DIRECT_FROM_BYTES):
-            self._append_through_cache(rest, -self._size % _DIRECT_UNIT_BYTES)
+        if sum(map(len, rest)) >= (_DIRECT_BLOCK_BYTES if self.size else _DIRECT_FROM_BYTES):
+            self._append_through_cache(rest, -self.size % _DIRECT_UNIT_BYTES)
             self._append_directly(rest)
         self._append_through_cache(rest, sum(map(len, rest)))
 
     def _append_through_cache(self, rest: list[memoryview], size: int) -> None:
         """Write the first `size` bytes of `rest` and remove them from it."""
-        end = self._size + size
-        while self._size < end:
+        end = self.size + size
+        while self.size < end:
             # A few parts at a time: the kernel takes no more than 1024.
-            some = _first(rest[:64], end - self._size)
+            some = _first(rest[:64], end - self.size)
             self._advance(rest, os.writev(self._file, some))
 
     def _append_directly(self, rest: list[memoryview]) -> None:
@@ -276,13 +226,14 @@ class RealHandle:
 
     def _advance(self, rest: list[memoryview], written: int) -> None:
         """Remove the bytes written from the front of `rest`."""
-        self._size += written
+        self.size += written
         while rest and written >= len(rest[0]):
             written -= len(rest.pop(0))
         if written:
             rest[0] = rest[0][written:]
 
     def sync(self) -> None:
+        """Make everything appended so far survive a power cut. May be called from another thread than `append`."""
         os.fdatasync(self._file)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peer.state.disk import Disk, RealDisk
+from peer.state.disk import Disk
 from peer.state.kept_file import KeptFile
 from peer.state.recovery import StateFiles
 
@@ -50,7 +50,7 @@ def read(disk: Disk) -> Incarnation:
 def read_folder(directory: Path) -> int:
     """Return the number of the incarnation to which a state folder, which need not exist yet, belongs. Raises
     StateError."""
-    return read(RealDisk(directory)).number
+    return read(Disk(directory)).number
 
 
 def begin(disk: Disk, number: int) -> None:

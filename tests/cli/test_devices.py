@@ -15,7 +15,7 @@ from peer.errors import SecurityError, StateError
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.net.security.requests import request_certificate
 from peer.state.admission_log import FILE, AdmissionLog
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from tests.cli.runner import sotto
 
 
@@ -262,7 +262,7 @@ def test_the_admission_log_is_shown_and_verified() -> None:
     empty = sotto("admin", "audit", "--config", "kits/peer-0/peer.toml")
     assert (empty.exit_code, empty.stdout) == (0, "0 entries, each follows from those before it\n")
     state.mkdir()
-    log = AdmissionLog(RealDisk(state), lambda: 1_700_000_000.0)
+    log = AdmissionLog(Disk(state), lambda: 1_700_000_000.0)
     log.add("join", name="garage", peer=2, told_by="peer-0", from_round=40, frame="00")
     log.add("control", call="remove", caller="operator", name="garage", outcome="done")
     log.close()

@@ -16,7 +16,7 @@ from peer.gossip.budget import EVERY
 from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.journal import Begun, read_journal
 
 PEERS, ROUNDS = 3, 120
@@ -109,6 +109,6 @@ def decides_in_a_run_with_kills(cluster: Cluster) -> bool:
     # Every round is in the journals with the variant that it used: those of a group of rounds share theirs.
     for folder in cluster.state_folders:
         for path in folder.glob("journal-*"):
-            begun = [r for r in read_journal(RealDisk(folder), path.name).records if isinstance(r, Begun)]
+            begun = [r for r in read_journal(Disk(folder), path.name).records if isinstance(r, Begun)]
             assert all(a.variant == b.variant for a, b in pairwise(begun) if b.round % EVERY)
     return all(len({record.fraction for record in store.rounds()}) > 2 for store in cluster.stores()[1:])

@@ -19,7 +19,7 @@ from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.export import export_model
 from peer.ops.local_cluster import Cluster, free_ports, up
 from peer.simulate.run import run
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.kept_file import CHOSEN_PRECISION
 from peer.state.metrics import Summary
 from tests.daemon.running_cluster import trained
@@ -53,26 +53,26 @@ class Measured:
 def test_a_device_measures_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, later = Measured("int8"), Measured("bfloat16")
     with caplog.at_level(logging.INFO, logger="sotto"):
-        assert settle_chosen(first, RealDisk(tmp_path)).precision == "int8"
+        assert settle_chosen(first, Disk(tmp_path)).precision == "int8"
     assert "trains in int8: 1 ms a step, float32 2.00×" in caplog.text
-    begin(RealDisk(tmp_path))
-    assert settle_chosen(later, RealDisk(tmp_path)).precision == "int8"
+    begin(Disk(tmp_path))
+    assert settle_chosen(later, Disk(tmp_path)).precision == "int8"
     assert (first.times, later.times) == (1, 0)
 
 
 @pytest.mark.parametrize("round_", [0, 20])
 def test_a_run_that_began_in_another_precision_does_not_choose_one_later(tmp_path: Path, round_: int) -> None:
-    begin(RealDisk(tmp_path), round_)
+    begin(Disk(tmp_path), round_)
     measured = Measured("int8")
     with pytest.raises(ConfigError, match=r"training\.precision.*set the precision that it began with"):
-        settle_chosen(measured, RealDisk(tmp_path))
+        settle_chosen(measured, Disk(tmp_path))
     assert measured.times == 0
 
 
 def test_a_damaged_choice_is_not_measured_anew(tmp_path: Path) -> None:
     (tmp_path / CHOSEN_PRECISION.name).write_text("{")
     with pytest.raises(StateError, match="restore it"):
-        settle_chosen(Measured("int8"), RealDisk(tmp_path))
+        settle_chosen(Measured("int8"), Disk(tmp_path))
 
 
 def cluster_of(folder: Path, choices: Sequence[Precision], *overrides: str) -> Cluster:
@@ -83,7 +83,7 @@ def cluster_of(folder: Path, choices: Sequence[Precision], *overrides: str) -> C
     )
     for state, precision in zip(cluster.state_folders, choices, strict=True):
         state.mkdir(parents=True)
-        CHOSEN_PRECISION.keep(RealDisk(state), PrecisionChoice(precision))
+        CHOSEN_PRECISION.keep(Disk(state), PrecisionChoice(precision))
     return cluster
 
 
@@ -117,7 +117,7 @@ def test_real_peers_measure_at_their_first_start_and_all_say_what_they_chose(tmp
     summary = up(Cluster(config, tmp_path, num_peers=2, directory=tmp_path), baseline=False)
     assert summary.ended == "completed"
     kept = {
-        folder.name: CHOSEN_PRECISION.read(RealDisk(folder / "state"))
+        folder.name: CHOSEN_PRECISION.read(Disk(folder / "state"))
         for folder in sorted((tmp_path / "peers").iterdir())
         if (folder / "state").is_dir()
     }

@@ -30,7 +30,7 @@ from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError, State
 from peer.net.handler import MAX_BULLETIN_BYTES
 from peer.node.statements import MAX_PROOF_BYTES, Statements, Unsigned, unsealed
 from peer.proto.sottovoce.v1.note_pb2 import ClassNote
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.kept_file import CLASS_VOTES
 from peer.train.label_adjustment import Float64Array, declared_shares
 from peer.train.task import Task
@@ -61,7 +61,7 @@ class Peer:
             (70, 20, 10),
             voters=frozenset(voters),
             total_samples=total_samples,
-            disk=RealDisk(folder),
+            disk=Disk(folder),
             neighbors=self.neighbors,
             runtime=self.runtime,
             name=lambda peer: f"peer-{peer}",
@@ -183,7 +183,7 @@ def test_a_run_that_is_over_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_run_that_began_without_votes_goes_on_without(tmp_path: Path) -> None:
-    begin(RealDisk(tmp_path))
+    begin(Disk(tmp_path))
     with pytest.raises(ConfigError, match=r"data\.class_shares: cannot be set in a run that began without it"):
         Peer(tmp_path)
 

@@ -10,7 +10,7 @@ import pytest
 from peer.config.options import load
 from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.journal import FULL_WIDTH, Begun, read_journal
 
 PEERS, ROUNDS, PARAMETERS = 2, 12, 1_100_000
@@ -60,7 +60,7 @@ def test_whole_models_pass_in_full_width_over_a_fast_link_also_after_a_kill(
     variants = {
         record.variant
         for folder in cluster.state_folders
-        for record in read_journal(RealDisk(folder), "journal-00000000.log").records
+        for record in read_journal(Disk(folder), "journal-00000000.log").records
         if isinstance(record, Begun)
     }
     assert variants == ({None, FULL_WIDTH} if coding == "auto" else {None})

@@ -16,7 +16,7 @@ from peer.ops.export import export_model
 from peer.ops.local_cluster import Cluster
 from peer.ops.peer_processes import ForkServer
 from peer.run.summary import average
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.kept_file import AVERAGE_FILE, AVERAGE_SHARES, MODEL_FORM
 from peer.train.model_file import open_tensors
 from tests.daemon.running_cluster import clusters_in, wait_for
@@ -43,7 +43,7 @@ def state(cluster: Cluster, peer: int) -> Path:
 
 def vector(cluster: Cluster, path: Path) -> npt.NDArray[np.float32]:
     """Return the exchanged parameters in a file, in the order of their vector."""
-    form = MODEL_FORM.read(RealDisk(state(cluster, 0)))
+    form = MODEL_FORM.read(Disk(state(cluster, 0)))
     assert form is not None
     with open_tensors(path) as file:
         return np.concatenate([file.get_tensor(name).numpy().ravel() for name in form.trained])

@@ -9,7 +9,7 @@ import pytest
 from peer.config.options import Config, PeerAddress, PeerOptions, load
 from peer.daemon.members import first_peer_list
 from peer.errors import ConfigError, StateError
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 
 NAMES = ("ada", "ben", "cleo")
 
@@ -28,7 +28,7 @@ def added(settled: Config) -> tuple[str, ...]:
 def begun(tmp_path: Path) -> Path:
     """The folder of ben, whose run began with the three."""
     (tmp_path / "state").mkdir()
-    first_peer_list.keep(RealDisk(tmp_path / "state"), config_of(*NAMES, own="ben").peers)
+    first_peer_list.keep(Disk(tmp_path / "state"), config_of(*NAMES, own="ben").peers)
     return tmp_path
 
 
@@ -51,7 +51,7 @@ def test_whoever_is_added_gets_a_number_after_all_others_and_changes_no_job(begu
     assert (settled.num_listed, added(settled)) == (3, ("dan",))
     assert settled.run_digest() == config_of(*NAMES, own="ada").run_digest()
     # The list of the start is kept, whatever is in the file later.
-    first_peer_list.keep(RealDisk(begun / "state"), settled.peers)
+    first_peer_list.keep(Disk(begun / "state"), settled.peers)
     assert first_peer_list.settle(config_of(*NAMES, own="ben"), begun).num_peers == 3
 
 

@@ -12,7 +12,7 @@ from peer.daemon.device import kept
 from peer.daemon.device.kept import RATES, settle_rates
 from peer.errors import StateError
 from peer.run.plan import build_compressor
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from tests.state.folders import begin
 
 TEN_PERCENT = TopK(fraction=0.1, value_bits=4)
@@ -20,7 +20,7 @@ TEN_PERCENT = TopK(fraction=0.1, value_bits=4)
 
 def settled(folder: Path, rate: float | None = None) -> float:
     config = check({} if rate is None else {"algorithm": {"averaging_rate": rate}})
-    return settle_rates(config, TEN_PERCENT, RealDisk(folder)).averaging_rate
+    return settle_rates(config, TEN_PERCENT, Disk(folder)).averaging_rate
 
 
 def test_a_new_run_keeps_the_default_that_it_began_with(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_the_configuration_overrules_and_is_kept(tmp_path: Path) -> None:
 def test_a_run_that_lost_its_rates_or_is_of_release_0_1_is_refused_until_they_are_set(
     tmp_path: Path, round_: int
 ) -> None:
-    begin(RealDisk(tmp_path), round_)
+    begin(Disk(tmp_path), round_)
     with pytest.raises(StateError, match=r"rates\.json is missing in a run that has begun.*set algorithm\.averaging"):
         settled(tmp_path)
     with pytest.raises(StateError, match=r"algorithm\.theta_value"):
@@ -57,7 +57,7 @@ def test_a_run_that_lost_its_rates_or_is_of_release_0_1_is_refused_until_they_ar
 
 def first_theta(folder: Path, **options: object) -> float:
     config = check({"algorithm": {"name": "moniqua", **options}, "compressor": {"kind": "modulo"}})
-    return settle_rates(config, build_compressor(config), RealDisk(folder)).first_theta
+    return settle_rates(config, build_compressor(config), Disk(folder)).first_theta
 
 
 def test_a_new_run_begins_with_a_small_theta_where_it_adapts(tmp_path: Path) -> None:
@@ -88,12 +88,12 @@ def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, text: str) ->
 
 
 def float32_weight_gradients(folder: Path) -> bool:
-    return settle_rates(check({}), TEN_PERCENT, RealDisk(folder)).float32_weight_gradients
+    return settle_rates(check({}), TEN_PERCENT, Disk(folder)).float32_weight_gradients
 
 
 def test_a_new_run_sums_weight_gradients_in_float32(tmp_path: Path) -> None:
     assert float32_weight_gradients(tmp_path)
-    begin(RealDisk(tmp_path))
+    begin(Disk(tmp_path))
     assert float32_weight_gradients(tmp_path)
     assert settled(tmp_path, 0.5) == 0.5
     assert float32_weight_gradients(tmp_path)
@@ -105,14 +105,14 @@ OF_RELEASE_0_2 = '{"averaging_rate": 0.24, "first_theta": 0.01}'
 def test_a_run_of_release_0_2_keeps_its_rounding_and_the_numbers_of_its_classes(tmp_path: Path) -> None:
     (tmp_path / RATES.name).write_text(OF_RELEASE_0_2)
     for round_ in (0, 40):
-        begin(RealDisk(tmp_path), round_)
-        kept = settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path))
+        begin(Disk(tmp_path), round_)
+        kept = settle_rates(check({}), TEN_PERCENT, Disk(tmp_path))
         assert not kept.float32_weight_gradients
         assert not kept.normal_class_order
 
 
 def test_a_new_run_keeps_the_normal_order_of_its_classes(tmp_path: Path) -> None:
-    new = settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path))
+    new = settle_rates(check({}), TEN_PERCENT, Disk(tmp_path))
     assert new.normal_class_order
-    begin(RealDisk(tmp_path))
-    assert settle_rates(check({}), TEN_PERCENT, RealDisk(tmp_path)) == new
+    begin(Disk(tmp_path))
+    assert settle_rates(check({}), TEN_PERCENT, Disk(tmp_path)) == new

@@ -23,7 +23,7 @@ from peer.errors import ConfigError, StateError
 from peer.net.counters import LinkCounters
 from peer.ops.local_cluster import Cluster
 from peer.run.plan import validate_config
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.train.threads import use_one_thread
 from peer.watch.observer import open_observer
 from tests.daemon.test_members import Devices
@@ -65,7 +65,7 @@ class Looks:
     """Limits with the disk and the clock of a test."""
 
     def __init__(self, wanted: LimitOptions, folder: Path, links: Links, clock: Clock) -> None:
-        self.limits = Limits(wanted, RealDisk(folder), links.counters, sync=self._sync, wall_clock=clock)
+        self.limits = Limits(wanted, Disk(folder), links.counters, sync=self._sync, wall_clock=clock)
         self.threads: list[str] = []
         """In which threads the counts were saved."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")

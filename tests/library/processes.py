@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from peer.state.checkpoints import Checkpoints
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.journal import Stepped, read_journal
 from tests.library.scripts import Outcome, as_file, as_process, outcomes
 
@@ -101,7 +101,7 @@ def check_mass(files: Sequence[Path], rounds: int) -> None:
     x: for runs that keep all their journals, and whose last messages have arrived."""
     expected, found, weight = 0.0, 0.0, 0.0
     for file in files:
-        disk = RealDisk(file.parent / "state")
+        disk = Disk(file.parent / "state")
         names = sorted(name for name in disk.names() if name.startswith("journal-"))
         steps = [each for name in names for each in read_journal(disk, name).records if isinstance(each, Stepped)]
         assert [step.round for step in steps] == list(range(rounds))

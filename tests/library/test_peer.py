@@ -37,7 +37,7 @@ from peer.library.integrations.joining import JoinOptions
 from peer.library.meeting import Meeting
 from peer.net.address import NotBound
 from peer.net.security.authority import CertificateAuthority
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.journal import Begun, Stepped, read_journal
 from tests.library import scripts
 from tests.library.scripts import Samples, descend, digest_of, make_model, vector_of, write_kits
@@ -438,7 +438,7 @@ def killed_after(file: Path, rounds: Sequence[int], *, begun: int = 0) -> Callab
 
 def steps_in(folder: Path) -> list[Stepped]:
     """Return the records of local steps in all journals of a peer."""
-    disk = RealDisk(folder / "state")
+    disk = Disk(folder / "state")
     names = sorted(name for name in disk.names() if name.startswith("journal-"))
     return [each for name in names for each in read_journal(disk, name).records if isinstance(each, Stepped)]
 
@@ -503,7 +503,7 @@ def test_the_state_is_that_of_the_release_before_until_all_members_have_the_newe
     file = kit(tmp_path / "upgraded", "run.rounds=12")
 
     def recorded() -> list[set[str]]:
-        disk = RealDisk(file.parent / "state")
+        disk = Disk(file.parent / "state")
         records = read_journal(disk, "journal-00000000.log").records
         return [{name.partition("/")[0] for name in each.arrays} for each in records if isinstance(each, Stepped)]
 

@@ -25,7 +25,7 @@ from peer.ops.model_card import CardFacts, model_card
 from peer.run.setup import RunSetup
 from peer.simulate import run as simulator
 from peer.state.checkpoints import Checkpoint, StateFolder, StoredArrays
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.kept_file import SCRIPT_SAYS, ScriptSays
 from peer.train import model_file
 from peer.train.model_file import save_model
@@ -117,7 +117,7 @@ def test_a_model_of_a_run_that_goes_on_says_how_much_is_to_come(run: Path, tmp_p
     assert json.loads(sotto("export", str(folder), "-o", out, "--force", "--json").stdout)["rounds_to_come"] == 7
     # What a training script decided counts, not the file.
     for rounds, told in ((1003, 10), (993, 0)):
-        SCRIPT_SAYS.keep(RealDisk(folder / "state"), ScriptSays(rounds))
+        SCRIPT_SAYS.keep(Disk(folder / "state"), ScriptSays(rounds))
         again = sotto("export", str(folder), "-o", out, "--force", "--json")
         assert json.loads(again.stdout)["rounds_to_come"] == told
         assert bool(again.stderr) is bool(told)
@@ -346,7 +346,7 @@ def test_a_large_model_is_written_in_shards(run: Path, tmp_path: Path, monkeypat
 def test_no_model_is_read_whole(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for peer in (0, 1):
         save(run, peer, 40, np.arange(size(), dtype=np.float32), 0.5)
-        keep_model_form(RunSetup.open(JOB, Path()).trainer(0), RealDisk(run / "peers" / f"peer-{peer}" / "state"))
+        keep_model_form(RunSetup.open(JOB, Path()).trainer(0), Disk(run / "peers" / f"peer-{peer}" / "state"))
     export_model(run, tmp_path / "whole.safetensors")
     sizes, read = [], StoredArrays.read
 

@@ -13,7 +13,7 @@ from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.ops.standing import Standing, from_answers, from_average, from_folder, last_figures
 from peer.records import RoundRecord
 from peer.state.checkpoints import Checkpoint, StateFolder
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.kept_file import AVERAGE_FILE, SCRIPT_SAYS, ScriptSays
 from peer.state.metrics import EvaluationRecord, MetricsStore
 
@@ -63,7 +63,7 @@ def test_the_metrics_of_the_last_round_are_enough(tmp_path: Path) -> None:
 def test_the_length_of_a_run_is_that_on_which_a_script_decided(tmp_path: Path) -> None:
     save(tmp_path, 5)
     assert from_folder(CONFIG, tmp_path) is None
-    SCRIPT_SAYS.keep(RealDisk(tmp_path / "state"), ScriptSays(5))
+    SCRIPT_SAYS.keep(Disk(tmp_path / "state"), ScriptSays(5))
     assert from_folder(CONFIG, tmp_path) == Standing("finished", "its state folder", 5)
     MetricsStore(tmp_path / "state" / "metrics.sqlite").close()
     assert last_figures(CONFIG, tmp_path)["rounds"] == 5

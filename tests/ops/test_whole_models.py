@@ -31,7 +31,7 @@ from peer.ops.export import Beside, export_model
 from peer.ops.whole_models import formed_average
 from peer.records import ModelForm
 from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.kept_file import AVERAGE_FILE, FROZEN_FILE, MODEL_FORM
 from peer.train.local_step import Trainer
 from peer.train.model_file import model_parts
@@ -349,7 +349,7 @@ def test_the_form_follows_the_code_until_the_run_has_begun(tmp_path: Path) -> No
         def model_parts(self) -> Any:
             return model_parts(self.model, {n: p for n, p in self.model.named_parameters() if p.requires_grad})
 
-    disk: Any = RealDisk(tmp_path)
+    disk: Any = Disk(tmp_path)
     frozen = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     frozen[0].requires_grad_(False)
     for model in (nn.Linear(2, 3), frozen):

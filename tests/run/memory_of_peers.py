@@ -23,7 +23,7 @@ from peer.gossip.effects import Effects
 from peer.node.disk_state import DiskState
 from peer.node.durable import DurablePeer
 from peer.run.setup import RunSetup
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.train.data import Classification, TensorData
 from peer.train.local_step import Trainer
 from peer.train.threads import use_one_thread
@@ -67,7 +67,7 @@ class Peers:
             home = folder / str(index)
             home.mkdir(parents=True, exist_ok=True)
             self.peers.append(
-                DurablePeer(participant, DiskState(RealDisk(home), {"peer": str(index)}), neighbors=[1 - index])
+                DurablePeer(participant, DiskState(Disk(home), {"peer": str(index)}), neighbors=[1 - index])
             )
         for peer in self.peers:
             peer.open()

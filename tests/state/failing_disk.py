@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
-from peer.state.disk import Buffer
+from peer.state.disk import Buffer, Disk, Handle
 
 
 class ProcessEnds(BaseException):
@@ -65,8 +65,8 @@ def _keep_some_writes(content: bytearray, writes: Sequence[tuple[int, bytes]], r
 def _unobserved(operation: str, *more: object) -> None: ...
 
 
-class FailingDisk:
-    """One folder on one disk. Implements `disk.Disk`. Every call that changes something is one operation, which may
+class FailingDisk(Disk):
+    """One folder on one disk. Every call that changes something is one operation, which may
     fail, take (virtual) time, or be the last thing that the process does."""
 
     def __init__(self, random: Random | None = None, observe: Callable[..., None] = _unobserved) -> None:
@@ -241,20 +241,18 @@ class FailingDisk:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", name) from None
 
 
-class FailingHandle:
-    """A file that is open for appending. Implements `disk.Handle`."""
+class FailingHandle(Handle):
+    """A file that is open for appending."""
 
     def __init__(self, disk: FailingDisk, name: str, file: _File) -> None:
-        self._disk, self._name, self._file = disk, name, file
-
-    @property
-    def size(self) -> int:
-        return len(self._file.content)
+        self._disk, self._name, self._content = disk, name, file
+        self.size = len(file.content)
 
     def append(self, parts: Sequence[Buffer]) -> None:
-        self._disk.append(self._name, self._file, parts)
+        self._disk.append(self._name, self._content, parts)
+        self.size = len(self._content.content)
 
     def sync(self) -> None:
-        self._disk.sync(self._name, self._file)
+        self._disk.sync(self._name, self._content)
 
     def close(self) -> None: ...

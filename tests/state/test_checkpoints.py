@@ -24,7 +24,7 @@ from peer.state.checkpoints import (
     parse_checkpoint,
     read_description,
 )
-from peer.state.disk import RealDisk, RealHandle
+from peer.state.disk import Disk, Handle
 
 
 def _checkpoint(round_: int) -> Checkpoint:
@@ -93,12 +93,12 @@ def test_arrays_may_wait_for_their_checkpoint_in_a_file(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_refuses_arrays_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: RealHandle, parts: object) -> None:
+    def full(self: Handle, parts: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(RealHandle, "append", full)
+    monkeypatch.setattr(Handle, "append", full)
     with pytest.raises(StateError, match="cannot be written: No space left on device"):
-        laid_aside(RealDisk(tmp_path), {"x": np.zeros(3)})
+        laid_aside(Disk(tmp_path), {"x": np.zeros(3)})
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer.state.disk import RealDisk, cannot_be_written, replace
+from peer.state.disk import Disk, cannot_be_written, replace
 
 _LARGE = 9 << 20
 """More than two of the blocks that go past the page cache."""
@@ -59,7 +59,7 @@ def test_what_sqlite_says_of_the_disk_has_the_same_advice(tmp_path: Path) -> Non
 )
 def test_a_file_holds_what_it_was_made_of_however_large(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     parts = pieces(*sizes)
-    disk = RealDisk(tmp_path)
+    disk = Disk(tmp_path)
     replace(disk, "file", parts)
     assert disk.read("file") == b"".join(parts)
     assert disk.names() == ["file"]
@@ -67,23 +67,23 @@ def test_a_file_holds_what_it_was_made_of_however_large(tmp_path: Path, sizes: t
 
 def test_what_follows_a_large_beginning_is_appended_to_it(tmp_path: Path) -> None:
     large, small, more = pieces(_LARGE + 100, 50, 2 << 20)
-    handle = RealDisk(tmp_path).create("file")
+    handle = Disk(tmp_path).create("file")
     for part in (large, small, more):
         handle.append([part])
     assert handle.size == len(large) + len(small) + len(more)
     handle.close()
-    assert RealDisk(tmp_path).read("file") == b"".join((large, small, more))
+    assert Disk(tmp_path).read("file") == b"".join((large, small, more))
 
 
 def test_large_parts_may_be_appended_anywhere(tmp_path: Path) -> None:
     parts = pieces(100, _LARGE, 7, _LARGE + 3, 4096 - 10, 4 << 20, (4 << 20) - 1, 5)
-    handle = RealDisk(tmp_path).create("file")
+    handle = Disk(tmp_path).create("file")
     for part in parts:
         handle.append([memoryview(b"before "), part, memoryview(b" after")])
     handle.close()
     expected = b"".join(b"before " + part + b" after" for part in parts)
     assert handle.size == len(expected)
-    assert RealDisk(tmp_path).read("file") == expected
+    assert Disk(tmp_path).read("file") == expected
 
 
 def test_a_large_part_goes_past_the_page_cache_in_whole_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,13 +95,13 @@ def test_a_large_part_goes_past_the_page_cache_in_whole_units(tmp_path: Path, mo
 
     monkeypatch.setattr(os, "write", write)
     small, large = pieces(100, _LARGE)
-    handle = RealDisk(tmp_path).create("file")
+    handle = Disk(tmp_path).create("file")
     handle.append([small])
     assert not direct
     handle.append([large])
     handle.close()
     assert direct == [(0, 0)] * 3
-    assert RealDisk(tmp_path).read("file") == small.tobytes() + large.tobytes()
+    assert Disk(tmp_path).read("file") == small.tobytes() + large.tobytes()
 
 
 def test_a_file_system_that_cannot_pass_the_page_cache_is_written_to_as_usual(
@@ -114,8 +114,8 @@ def test_a_file_system_that_cannot_pass_the_page_cache_is_written_to_as_usual(
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     parts = pieces(17, _LARGE)
-    replace(RealDisk(tmp_path), "file", parts)
-    assert RealDisk(tmp_path).read("file") == b"".join(parts)
+    replace(Disk(tmp_path), "file", parts)
+    assert Disk(tmp_path).read("file") == b"".join(parts)
 
 
 def test_a_disk_that_takes_other_units_gets_the_rest_as_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +129,8 @@ def test_a_disk_that_takes_other_units_gets_the_rest_as_usual(tmp_path: Path, mo
 
     monkeypatch.setattr(os, "write", write)
     parts = pieces(17, _LARGE)
-    replace(RealDisk(tmp_path), "file", parts)
-    assert RealDisk(tmp_path).read("file") == b"".join(parts)
+    replace(Disk(tmp_path), "file", parts)
+    assert Disk(tmp_path).read("file") == b"".join(parts)
 
 
 def test_a_full_disk_is_an_error_also_past_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_a_full_disk_is_an_error_also_past_the_page_cache(tmp_path: Path, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", write)
-    disk = RealDisk(tmp_path)
+    disk = Disk(tmp_path)
     disk.create("file").append(pieces(10))
     with pytest.raises(OSError, match="No space"):
         replace(disk, "file", pieces(_LARGE))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from peer.errors import StateError
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.journal import (
     Begun,
     Call,
@@ -45,7 +45,7 @@ RECORDS: list[Record] = [
 ]
 
 
-def write(disk: FailingDisk | RealDisk) -> Journal:
+def write(disk: FailingDisk | Disk) -> Journal:
     journal = Journal.create(disk, "j", {"run": "a", "round": 4})
     journal.append(*RECORDS[:3])
     for record in RECORDS[3:]:
@@ -54,7 +54,7 @@ def write(disk: FailingDisk | RealDisk) -> Journal:
 
 
 def test_records_come_back_in_order_and_can_be_added_to(tmp_path: Path) -> None:
-    disk = RealDisk(tmp_path)
+    disk = Disk(tmp_path)
     journal = write(disk)
     assert journal.size == (tmp_path / "j").stat().st_size
     journal.close()

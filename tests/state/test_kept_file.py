@@ -19,7 +19,7 @@ from peer.daemon.members import first_peer_list
 from peer.errors import StateError
 from peer.records import ACCURACY, Criterion, ModelForm
 from peer.state import incarnation, kept_file, kept_progress, statement_counter
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.incarnation import Incarnation
 from peer.state.journal import Announced, Begun, Call, Called, Lost, Received, Stepped, TimedOut
 from peer.state.kept_file import CHOSEN_PRECISION, CLASS_VOTES, SCRIPT_SAYS, KeptFile, KeptShares, ScriptSays
@@ -68,13 +68,13 @@ def test_what_is_kept_is_read_after_a_power_cut_too(name: str) -> None:
 
 def test_rounds_that_an_earlier_release_kept_are_read(tmp_path: Any) -> None:
     (tmp_path / "rounds.json").write_text('{"rounds": 40}')
-    assert SCRIPT_SAYS.read(RealDisk(tmp_path)) == ScriptSays(40)
+    assert SCRIPT_SAYS.read(Disk(tmp_path)) == ScriptSays(40)
 
 
 def test_where_no_folder_is_nothing_is_kept(tmp_path: Any) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "none", tmp_path / "file"):
-        assert CHOSEN_PRECISION.read(RealDisk(folder)) is None
+        assert CHOSEN_PRECISION.read(Disk(folder)) is None
         assert incarnation.read_folder(folder) == 0
 
 
@@ -83,7 +83,7 @@ def test_where_no_folder_is_nothing_is_kept(tmp_path: Any) -> None:
 def test_a_damaged_file_is_named_with_what_to_do(name: str, text: str, tmp_path: Any) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(StateError, match=rf"^{re.escape(str(tmp_path / name))} is damaged; \w.*\w"):
-        KEPT[name].read(RealDisk(tmp_path))
+        KEPT[name].read(Disk(tmp_path))
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -121,12 +121,12 @@ def test_a_disk_that_refuses_is_named(name: str, monkeypatch: pytest.MonkeyPatch
 def test_a_value_that_cannot_be_is_damage(name: str, text: str, tmp_path: Any) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(StateError, match="is damaged"):
-        KEPT[name].read(RealDisk(tmp_path))
+        KEPT[name].read(Disk(tmp_path))
 
 
 def test_what_the_sentence_tells_to_write_is_read(tmp_path: Any) -> None:
     (tmp_path / CHOSEN_PRECISION.name).write_text('{"precision": "bfloat16"}')
-    assert CHOSEN_PRECISION.read(RealDisk(tmp_path)) == PrecisionChoice("bfloat16")
+    assert CHOSEN_PRECISION.read(Disk(tmp_path)) == PrecisionChoice("bfloat16")
 
 
 def test_notes_are_written_by_number() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peer.config.options import SECTIONS, Config, PeerAddress
 from peer.errors import ConfigError, StateError
-from peer.state.disk import Disk, RealDisk
+from peer.state.disk import Disk
 from peer.state.kept_file import KeptFile
 
 PEER_LIST = KeptFile[Sequence[PeerAddress]](
@@ -30,7 +30,7 @@ def settle(config: Config, base: Path) -> Config:
     Raises StateError if the folder belongs to another peer."""
     folder = base / config.state.directory
     # Opening a folder that cannot be one will name the fault.
-    kept = PEER_LIST.read(RealDisk(folder))
+    kept = PEER_LIST.read(Disk(folder))
     if kept is None:
         return config
     listed = {peer.name: peer for peer in config.peers}

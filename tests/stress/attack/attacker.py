@@ -19,7 +19,7 @@ from peer.net.rpc import StreamLost
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
-from peer.state.disk import RealDisk
+from peer.state.disk import Disk
 from peer.state.statement_counter import StatementCounter
 from tests.hostile.transport.caller import BareStream
 from tests.stress.attack.cluster import MALLORY, VICTIM
@@ -79,7 +79,7 @@ class Attacker:
 
     def statements(self) -> SignedStatements:
         """Return what signs in the attacker's name."""
-        counter = StatementCounter(RealDisk(self.config_file.parent), time.time())
+        counter = StatementCounter(Disk(self.config_file.parent), time.time())
         return SignedStatements(
             self.credentials(), run=self.config().run.name, listed=(), counter=counter, unsigned="refuse"
         )
