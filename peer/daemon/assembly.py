@@ -5,16 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from peer import __version__, wire
-from peer.config.options import SHARED_SECTIONS, VOTE, Config
-from peer.daemon.checkpoint_cadence import CheckpointCadence, patience_s
-from peer.daemon.device.limits import Limits
+from peer import wire
+from peer.config.options import SHARED_SECTIONS, Config
 from peer.daemon.final_average import FinalAverage
 from peer.daemon.incoming import Incoming
 from peer.daemon.local_peer import LocalPeer
-from peer.daemon.members.admissions import Admissions
 from peer.daemon.members.change_requests import ChangeRequests, FixedMembers
 from peer.daemon.members.equality import Equality
 from peer.daemon.members.joining import Joining
@@ -23,27 +19,19 @@ from peer.daemon.members.member_links import MemberLinks
 from peer.daemon.members.own_loss import OwnLoss
 from peer.daemon.members.peer_list_reload import PeerList
 from peer.daemon.members.signed_statements import SignedStatements
-from peer.daemon.metrics_writer import MetricsWriter
-from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes import notes
-from peer.daemon.notes.class_votes import ClassVotes
 from peer.daemon.notes.data_check import DataCheck, data_digest
-from peer.daemon.notes.divergence import Divergence, advice
-from peer.daemon.notes.evaluations import Evaluations, OwnEvaluation, SampleCounts
-from peer.daemon.notes.releases import Releases
 from peer.daemon.notes.replica_check import ModelCheck, ReplicaCheck
 from peer.daemon.operator.audit_log import AuditLog, EventLog
 from peer.daemon.operator.operator_api import OperatorApi
 from peer.daemon.pair_exchanges import PairExchanges
 from peer.daemon.pairs import PairLoop
-from peer.daemon.parts import CommonParts, Greeting, Judge
+from peer.daemon.parts import SOFTWARE, CommonParts, Greeting, Judge
 from peer.daemon.progress import SignedProgress
 from peer.daemon.recovery import recover_pairs, recover_rounds
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.rounds import RoundLoop
-from peer.daemon.runtime import Runtime
 from peer.daemon.saving import PairSaver, RoundSaver
-from peer.daemon.traffic import Traffic
 from peer.daemon.watcher import Watcher
 from peer.errors import ConfigError
 from peer.gossip.membership import Change
@@ -60,26 +48,61 @@ from peer.node.progress import PROGRESS
 from peer.node.told import TOLD
 from peer.protocol import ADMITS, AVERAGE, EQUALITY, GROUNDED, OLDEST
 from peer.run.plan import unreachable_pairs, why_no_average
-from peer.state.admission_log import AdmissionLog
-from peer.state.metrics import EvaluationRecord
 from peer.terminal import STARTING_S, telling
-from peer.train.local_step import Split, Trainer
 
 log = logging.getLogger("sotto")
 
-SOFTWARE = f"sottovoce {__version__}"
 
-
-@dataclass(kw_only=True)
 class Parts:
     """One peer, before it talks to anybody."""
 
-    common: CommonParts
-    loop: RoundLoop | PairLoop
-    operator: OperatorApi
-    average: FinalAverage
-    peer_list: PeerList
-    incoming: Incoming
+    @telling(lambda: "reads checkpoint and journal", every_s=STARTING_S)
+    def __init__(
+        self,
+        local: LocalPeer,
+        config: Config,
+        reread: Callable[[], Config] | None,
+        watcher: Watcher,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Read checkpoint and journal of one peer, where a training script is asked for its steps again. `wall_clock`
+        returns the seconds since 1970. Raises SottoError."""
+        self.common = common = CommonParts(local, watcher, wall_clock)
+        self.loop = loop = _pair_loop(common) if local.setup.spec.asynchronous else _round_loop(common)
+        self.peer_list = PeerList(local, config, reread, common.runtime, loop.requests)
+        self.operator = OperatorApi(common, loop, self.peer_list)
+        common.releases.follow(lambda: loop.members, lambda: loop.durable.disk_state.protocol)
+        self.average = average = _average(common, loop)
+        judges: dict[str, Judge] = {
+            notes.EVALUATION: common.evaluations.heard,
+            notes.DIVERGED: common.divergence.heard,
+            notes.RELEASE: common.releases.heard,
+            notes.SHARE: average.heard,
+            notes.AVERAGE: average.heard_told,
+        }
+        greetings: dict[str, Greeting] = {
+            notes.EVALUATION: lambda peer: common.evaluations.notes(),
+            notes.RELEASE: common.releases.linked,
+            notes.SHARE: average.linked,
+            notes.AVERAGE: average.linked_told,
+        }
+        if (votes := common.class_votes) is not None:
+            judges[notes.CLASSES], greetings[notes.CLASSES] = votes.heard, votes.linked
+            judges[notes.CLASS_SHARES], greetings[notes.CLASS_SHARES] = votes.heard_report, votes.linked_reports
+        if (data := _data_check(local)) is not None:
+            judges[notes.DATA], greetings[notes.DATA] = data.heard, lambda peer: (data.note,)
+        if loop.progress is not None:
+            judges[PROGRESS] = loop.progress.heard
+        if isinstance(loop, RoundLoop):
+            judges[notes.REPLICA] = loop.replica_check.heard
+            judges[notes.JOIN], judges[notes.REFUSAL] = loop.requests.asked_to_sponsor, loop.joining.declined
+            if loop.loss_watch is not None:
+                judges[LOST] = loop.loss_watch.heard
+            if loop.equality is not None:
+                judges[TOLD], greetings[TOLD] = loop.equality.heard, loop.equality.linked
+        self.incoming = Incoming(
+            common, loop, average=average, operator=self.operator, notes=judges, greetings=greetings
+        )
 
     def make_transport(self) -> Transport:
         """Return the transport that calls these parts. Raises ConfigError."""
@@ -110,53 +133,6 @@ class Parts:
         )
 
 
-@telling(lambda: "reads checkpoint and journal", every_s=STARTING_S)
-def assemble(
-    local: LocalPeer,
-    config: Config,
-    reread: Callable[[], Config] | None,
-    watcher: Watcher,
-    wall_clock: Callable[[], float] = time.time,
-) -> Parts:
-    """Read checkpoint and journal of one peer, where a training script is asked for its steps again. `wall_clock`
-    returns the seconds since 1970. Raises SottoError."""
-    common = _common_parts(local, watcher, wall_clock)
-    loop = _pair_loop(common) if local.setup.spec.asynchronous else _round_loop(common)
-    peer_list = PeerList(local, config, reread, common.runtime, loop.requests)
-    operator = OperatorApi(common, loop, peer_list)
-    common.releases.follow(lambda: loop.members, lambda: loop.durable.disk_state.protocol)
-    average = _average(common, loop)
-    judges: dict[str, Judge] = {
-        notes.EVALUATION: common.evaluations.heard,
-        notes.DIVERGED: common.divergence.heard,
-        notes.RELEASE: common.releases.heard,
-        notes.SHARE: average.heard,
-        notes.AVERAGE: average.heard_told,
-    }
-    greetings: dict[str, Greeting] = {
-        notes.EVALUATION: lambda peer: common.evaluations.notes(),
-        notes.RELEASE: common.releases.linked,
-        notes.SHARE: average.linked,
-        notes.AVERAGE: average.linked_told,
-    }
-    if (votes := common.class_votes) is not None:
-        judges[notes.CLASSES], greetings[notes.CLASSES] = votes.heard, votes.linked
-        judges[notes.CLASS_SHARES], greetings[notes.CLASS_SHARES] = votes.heard_report, votes.linked_reports
-    if (data := _data_check(local)) is not None:
-        judges[notes.DATA], greetings[notes.DATA] = data.heard, lambda peer: (data.note,)
-    if loop.progress is not None:
-        judges[PROGRESS] = loop.progress.heard
-    if isinstance(loop, RoundLoop):
-        judges[notes.REPLICA] = loop.replica_check.heard
-        judges[notes.JOIN], judges[notes.REFUSAL] = loop.requests.asked_to_sponsor, loop.joining.declined
-        if loop.loss_watch is not None:
-            judges[LOST] = loop.loss_watch.heard
-        if loop.equality is not None:
-            judges[TOLD], greetings[TOLD] = loop.equality.heard, loop.equality.linked
-    incoming = Incoming(common, loop, average=average, operator=operator, notes=judges, greetings=greetings)
-    return Parts(common=common, loop=loop, operator=operator, average=average, peer_list=peer_list, incoming=incoming)
-
-
 def _average(common: CommonParts, loop: RoundLoop | PairLoop) -> FinalAverage:
     local, config = common.local, common.local.config
     return FinalAverage(
@@ -183,100 +159,6 @@ def _data_check(local: LocalPeer) -> DataCheck | None:
         return None
     task = local.setup.task
     return DataCheck(data_digest(task.train_data()), data_digest(task.test_data()), local.roster.name)
-
-
-def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], float]) -> CommonParts:
-    config, runtime = local.config, Runtime()
-
-    def evaluated(record: EvaluationRecord) -> None:
-        if record.peer != local.number:
-            watcher.evaluated(record, local.roster.name(record.peer))
-        runtime.wake()
-
-    neighbors = Neighbors(Traffic(local.number, local.others, local.metrics.links()))
-    if local.begins:
-        # A peer learns its neighbours when it joins a run that began without it.
-        schedule = local.setup.schedule
-        neighbors.set_partners(schedule.all_senders(local.index), schedule.all_receivers(local.index))
-    splits: list[Split] = ["test"]
-    if len(local.setup.manifest.holdout[local.index]):
-        splits.append("holdout")
-    hearsay = notes.Hearsay(local.number, local.roster, local.statements, neighbors.is_up, runtime.now)
-    releases = Releases(hearsay, SOFTWARE, neighbors)
-    if isinstance(local.trainer, RecordedSteps):
-        local.trainer.all_speak = releases.have_spoken
-    manifest = local.setup.manifest
-    keep_in = local.folder.directory / "models" if config.evaluation.keep_models else None
-    return CommonParts(
-        local=local,
-        runtime=runtime,
-        neighbors=neighbors,
-        hearsay=hearsay,
-        evaluations=Evaluations(
-            hearsay,
-            config.evaluation,
-            config.run.rounds,
-            is_former=local.roster.is_former,
-            samples=SampleCounts(
-                local.trainer.class_counts(), manifest.num_samples if manifest.own_labels is None else None
-            ),
-            broadcast=neighbors.broadcast,
-            on_news=evaluated,
-            criteria=local.setup.criteria,
-        ),
-        own=OwnEvaluation(local.number, local.trainer, splits, keep_in),
-        divergence=Divergence(
-            hearsay,
-            config.run.rounds,
-            name=local.roster.name,
-            advice=advice(
-                config, asynchronous=local.setup.spec.asynchronous, members_change=local.setup.why_no_changes is None
-            ),
-            broadcast=neighbors.broadcast,
-            stop=lambda reason: runtime.request_stop(reason, at_once=True),
-        ),
-        cadence=CheckpointCadence(
-            config.state,
-            config.run.rounds,
-            local.regular,
-            recover_within_s=patience_s(config) if local.steps_are_recorded else None,
-        ),
-        metrics=MetricsWriter(local.metrics, neighbors, local.roster.numbering),
-        watcher=watcher,
-        admissions=Admissions(
-            AdmissionLog(local.folder.disk, wall_clock),
-            local.roster,
-            neighbors,
-            local.access.revoked if isinstance(local.access, Credentials) else None,
-        ),
-        releases=releases,
-        class_votes=_class_votes(local, runtime, neighbors, hearsay, releases),
-        limits=Limits(config.limits, local.folder.disk, neighbors.counters, sync=runtime.sync, wall_clock=wall_clock)
-        if config.limits.can_be_reached
-        else None,
-    )
-
-
-def _class_votes(
-    local: LocalPeer, runtime: Runtime, neighbors: Neighbors, hearsay: notes.Hearsay, releases: Releases
-) -> ClassVotes | None:
-    """Return the vote on the shares of the classes; None where they are known, or nothing is adjusted by them."""
-    data, trainer = local.config.data, local.trainer
-    votes = data.partition == "own" and data.class_shares == VOTE and local.setup.training.label_adjustment
-    if not votes or not isinstance(trainer, Trainer):
-        return None
-    return ClassVotes(
-        hearsay,
-        trainer.train_class_counts(),
-        voters=frozenset(local.setup.first_members),
-        total_samples=data.total_samples if data.weight_by_samples else None,
-        disk=local.folder.disk,
-        neighbors=neighbors,
-        runtime=runtime,
-        name=local.roster.name,
-        all_speak=lambda: releases.all_speak(EQUALITY),
-        use=trainer.know_class_shares,
-    )
 
 
 def _round_loop(common: CommonParts) -> RoundLoop:

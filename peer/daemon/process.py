@@ -34,7 +34,7 @@ from pathlib import Path
 
 from peer import __version__
 from peer.config.options import Config
-from peer.daemon.assembly import Parts, assemble
+from peer.daemon.assembly import Parts
 from peer.daemon.device.progress_log import ProgressLog
 from peer.daemon.device.service_manager import notify
 from peer.daemon.final_average import MODEL_NAME
@@ -165,7 +165,7 @@ def open_peer(
     use_one_thread()
     local = LocalPeer(config, base)
     try:
-        return Daemon(assemble(local, config, reread, Watcher(), wall_clock))
+        return Daemon(Parts(local, config, reread, Watcher(), wall_clock))
     except BaseException:
         # A caller that catches it may try again in this process.
         local.close()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from peer.config.options import Config
-from peer.daemon.assembly import assemble
+from peer.daemon.assembly import Parts
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.members import rejoining
 from peer.daemon.process import Daemon, Patience, require_addresses, warn_of
@@ -223,7 +223,7 @@ class Background(Host):
             return self._derive(read_config(self._path)[0])
 
         # The script is asked for steps that it is to repeat, so that this is not done in its own thread.
-        parts = assemble(self._local, self._config, reread, Messenger(self._meeting))
+        parts = Parts(self._local, self._config, reread, Messenger(self._meeting))
         self._daemon, self._runtime = Daemon(parts), parts.common.runtime
         self._meeting.tell(Restored())
         await self._daemon.main(heeds_signals=False)
