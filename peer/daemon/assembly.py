@@ -147,9 +147,7 @@ def _average(common: CommonParts, loop: RoundLoop | PairLoop) -> FinalAverage:
         is_older=lambda peer: common.releases.is_older(peer, AVERAGE),
         neighbors=common.neighbors,
         runtime=common.runtime,
-        give_up_after_s=config.transport.give_up_after_s,
-        linger_s=config.transport.linger_s,
-        piece_bytes=min(1024 * config.transport.chunk_kbytes, 256 * config.transport.window_kbytes),
+        options=config.transport,
     )
 
 

@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from peer.compress.layout import Layout
+from peer.config.options import TransportOptions
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes import notes
 from peer.daemon.notes.evaluations import Models
@@ -99,16 +100,15 @@ class FinalAverage:
     """Returns whether a member is known to run a release that cannot take part."""
     neighbors: Neighbors
     runtime: Runtime
-    give_up_after_s: float
-    linger_s: float
-    piece_bytes: int
-    """Least size of a chunk of a neighbour's stream, where it has much to send."""
+    options: TransportOptions
 
     def __post_init__(self, is_last_round_done: bool) -> None:
         """Raise StateError if those files cannot be deleted."""
         self._me, self._disk = self.hearsay.own, Disk(self.directory)
         self._share_news, self._told_news = Allowances(**_NEWS), Allowances(**_NEWS)
         self._pace = Allowances(rate=_PIECES_PER_S, burst=_PIECES_PER_S)
+        self._piece_bytes = min(1024 * self.options.chunk_kbytes, 256 * self.options.window_kbytes)
+        """Least size of a chunk of a neighbour's stream, where it has much to send."""
         self._file = ShareFile(self.directory / SHARES_NAME, self.layout.size, ())
         self._members: tuple[int, ...] = ()
         """Members of the last round, ascending; empty until it is over here."""
@@ -371,7 +371,7 @@ class FinalAverage:
     def _has_waited_enough(self) -> bool:
         """Whether the file is here, and those that did not say that they have it say nothing for long, or nobody is
         left to pass it on. They do have it, or are to be started again with this peer."""
-        silent = self.runtime.now() - self._progress_at > self.linger_s
+        silent = self.runtime.now() - self._progress_at > self.options.linger_s
         left = [self.neighbors.left.get(peer) == "completed" for peer in self.neighbors.all]
         return self._has_file and (silent or (bool(left) and all(left)))
 
@@ -447,7 +447,7 @@ class FinalAverage:
                 key = self._next_chunk(peer, now)
                 if key is None:
                     break
-                pieces = max(_LEAST_PIECES, self._file.length(key[1]) / self.piece_bytes)
+                pieces = max(_LEAST_PIECES, self._file.length(key[1]) / self._piece_bytes)
                 if not self._pace.spend(peer, now, min(pieces, _PIECES_PER_S)):
                     until = min(until, now + 0.1)
                     break
@@ -518,10 +518,10 @@ class FinalAverage:
                 write_tensors(rest, path, metadata={"format": "pt", "rounds": str(self.rounds)})
 
     def _give_up_if_in_vain(self) -> None:
-        if self.runtime.now() - self._progress_at > self.give_up_after_s:
+        if self.runtime.now() - self._progress_at > self.options.give_up_after_s:
             raise PeerUnreachable(
-                f"{self._what_is_missing()}, and nothing has come for {self.give_up_after_s:.0f} s: no average of the"
-                " models is formed, and each device keeps its own; the next start goes on"
+                f"{self._what_is_missing()}, and nothing has come for {self.options.give_up_after_s:.0f} s: no"
+                " average of the models is formed, and each device keeps its own; the next start goes on"
             )
 
     def _what_is_missing(self) -> str:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
+from peer.config.options import TransportOptions
 from peer.daemon.final_average import MODEL_NAME, FinalAverage
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.notes import notes
@@ -140,9 +141,7 @@ class Net:
             is_older=self.older.__contains__,
             neighbors=neighbors,
             runtime=runtime,
-            give_up_after_s=self.give_up_after_s,
-            linger_s=0.3,
-            piece_bytes=1 << 20,
+            options=TransportOptions(give_up_after_s=self.give_up_after_s, linger_s=0.3),
         )
         self.peers[peer] = formed, neighbors, runtime
         for other in self.graph[peer]:
