@@ -109,7 +109,8 @@ class Incoming:
         """A link ended; the transport dials again by itself."""
         self._frames.disconnected(peer)
         self._neighbors.down(peer, self._runtime.now())
-        self._loop.link_down()
+        if self._loop.progress is not None:
+            self._loop.progress.link_down()
         self._runtime.wake()
 
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:

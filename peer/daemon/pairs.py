@@ -239,10 +239,6 @@ class PairLoop:
         """Return the peers to be linked to."""
         return self._neighbors.all
 
-    def model(self) -> FloatArray:
-        """Return x, which a neighbour's answer may be changing: good enough for a look at its size."""
-        return self.participant.algorithm.x
-
     async def models(self) -> Models:
         """Return the models to evaluate and save."""
 
@@ -266,8 +262,3 @@ class PairLoop:
     def link_figures(self, peer: int) -> Mapping[str, object]:
         """Return nothing: what is unacknowledged has no number here."""
         return {}
-
-    def link_down(self) -> None:
-        """Take note that a link ended."""
-        if self.progress is not None:
-            self.progress.link_down()

@@ -313,8 +313,10 @@ class Daemon:
             log.warning("round %d: own changes are shortened, to stay plausible%s", record.round, suspicion)
             self._has_warned = True
         is_misled = reaches.is_misled(record.round)
+        # A neighbour's answer may be changing the model of a run without rounds: good enough for a look at its size.
+        model = self.loop.participant.model
         reason = await self.runtime.work(
-            lambda: reason_to_stop(self._config.guard, record, self.loop.model(), is_misled=is_misled)
+            lambda: reason_to_stop(self._config.guard, record, model(), is_misled=is_misled)
         )
         if reason is not None:
             raise DivergenceError(reason)

@@ -59,7 +59,8 @@ class RoundFrames:
         return frames
 
     def disconnected(self, peer: int) -> None:
-        """Do nothing: whole frames still count, and the rest will come again."""
+        """Take note that a connection broke: whole frames still count, and the rest will come again."""
+        self.member_links.link_down()
 
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
         """Keep a frame for `take`; its credit goes back when it has been looked at."""

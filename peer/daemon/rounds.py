@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
-from peer.compress.payload import FloatArray
 from peer.daemon.members.change_requests import ChangeRequests
 from peer.daemon.members.equality import Equality
 from peer.daemon.members.joining import Joining
@@ -395,12 +394,6 @@ class RoundLoop:
             return False
         return self._evaluations.finished() >= set(self.members) or self._neighbors.all_have_left
 
-    def link_down(self) -> None:
-        """Take note that a link ended."""
-        self.member_links.link_down()
-        if self.progress is not None:
-            self.progress.link_down()
-
     # -- the state -----------------------------------------------------------------------------------------------------
 
     @property
@@ -421,10 +414,6 @@ class RoundLoop:
     def linked(self) -> Sequence[int]:
         """Return the peers to be linked to."""
         return self.member_links.linked()
-
-    def model(self) -> FloatArray:
-        """Return z, for a look at it in the worker thread, between rounds."""
-        return self.participant.model()
 
     async def models(self) -> Models:
         """Return the models to evaluate and save, valid until the next round."""

@@ -61,7 +61,7 @@ class Peer:
         common = SimpleNamespace(
             runtime=self.runtime, neighbors=self.neighbors, local=SimpleNamespace(roster=roster, setup=setup)
         )
-        loop = SimpleNamespace(frames=self.frames, requests=self.members, link_down=lambda: None)
+        loop = SimpleNamespace(frames=self.frames, requests=self.members, progress=None)
         self.incoming = Incoming(
             cast(CommonParts, common),
             cast(RoundLoop, loop),
