@@ -260,13 +260,14 @@ class DurablePeer:
         peer, early = record.peer, self._peer.early
         if not record.seq:
             raise RemoteProtocolError("told of a change of members without a number", peer=peer)
-        judge = partial(self.participant.proven_notice, peer, record.frame)
+        judge = partial(self.participant.proven, peer, record.frame)
         if early.count(peer) or (self.participant.session.is_joining and self._lacks_news(peer, judge)):
             # It follows frames that are kept, or is the first of them.
             if not early.add_notice(peer, record.seq, record.frame):
                 raise RemoteProtocolError("sends more ahead of time than can be kept", peer=peer)
             return self.participant.unchanged()
-        change = self.participant.proven_notice(peer, record.frame)
+        change = self.participant.proven(peer, record.frame)
+        assert isinstance(change, Change)
         was_outsider = self.participant.membership.is_outsider
         if not was_outsider and not self._notices.spend(peer, record.now):
             raise RemoteProtocolError(f"tells of more than {NOTICES_AT_ONCE} changes of members at once", peer=peer)

@@ -95,7 +95,7 @@ class DurablePair:
         self.disk_state.files.prune()
         self.participant.reaches.is_replaying = False
         if not is_new:
-            self._called(Call.SKIP, self.participant.skip_exchanges)
+            self._called(Call.SKIP)
         # Neighbours are told of it, so it must not be forgotten: a crash may have left it to the kernel.
         self._journaled_round = self.round
         self.sync()
@@ -108,7 +108,9 @@ class DurablePair:
         self.participant.reachable = frozenset(record.reachable)
         self._calls += 1
         try:
-            effects = self._call_again(record)
+            if record.call is Call.STEP:
+                self.participant.compute()
+            effects = self._call(record.call, record.now, record.peer, record.frame)
         except RemoteProtocolError as error:
             # Earlier releases judged less.
             recovery.notices.append(f"{name}: left out a frame that is refused: {error}")
@@ -119,22 +121,22 @@ class DurablePair:
         if self._repeatable and record.digest != self._digest_after(record.call):
             raise gives_other_bits(name, f"another model in step {self.participant.round}")
 
-    def _call_again(self, record: Called) -> Effects:
+    def _call(self, call: Call, now: float, peer: int, frame: bytes, *, waited_s: float = 0.0) -> Effects:
+        """Make a call on the participant, now or in a replay."""
         participant = self.participant
-        match record.call:
+        match call:
             case Call.READ:
-                return participant.read()
+                return participant.read(waited_s)
             case Call.STEP:
-                participant.compute()
-                return participant.step(record.now)
+                return participant.step(now)
             case Call.RECEIVE:
-                return participant.receive(record.peer, record.frame, record.now)
+                return participant.receive(peer, frame, now)
             case Call.TIMER:
-                return participant.timer(record.now)
+                return participant.timer(now)
             case Call.DISCONNECTED:
-                return participant.disconnected(record.peer)
+                return participant.disconnected(peer)
             case Call.ABANDON:
-                return participant.abandon(record.peer)
+                return participant.abandon(peer)
             case Call.SKIP:
                 return participant.skip_exchanges()
 
@@ -147,21 +149,19 @@ class DurablePair:
 
     def read(self, waited_s: float) -> Effects:
         """Begin an iteration. This and the following raise StateError if the disk refuses."""
-        return self._called(Call.READ, lambda: self.participant.read(waited_s))
+        return self._called(Call.READ, waited_s=waited_s)
 
     def step(self, now: float) -> Effects:
         """Apply the gradient and end the iteration."""
         steps = self.participant.local_steps
         stepped = (steps.recorded(self.round),) if isinstance(steps, RecordedSteps) else ()
         self.disk_state.pin(max((each.needs for each in stepped), default=OLDEST))
-        return self._called(Call.STEP, lambda: self.participant.step(now), now, stepped=stepped)
+        return self._called(Call.STEP, now, stepped=stepped)
 
     def receive(self, peer: int, frame: bytes, now: float) -> Effects:
         """Take a frame of a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame."""
         try:
-            return self._called(
-                Call.RECEIVE, lambda: self.participant.receive(peer, frame, now), now, peer=peer, frame=frame
-            )
+            return self._called(Call.RECEIVE, now, peer=peer, frame=frame)
         except RemoteProtocolError as error:
             return self._refused(peer, error)
 
@@ -182,29 +182,29 @@ class DurablePair:
 
     def timer(self, now: float) -> Effects:
         """Ask again, if the last `wake_at` has passed."""
-        return self._called(Call.TIMER, lambda: self.participant.timer(now), now)
+        return self._called(Call.TIMER, now)
 
     def disconnected(self, peer: int) -> Effects:
         """Note that the connection to a neighbour broke."""
-        return self._called(Call.DISCONNECTED, lambda: self.participant.disconnected(peer), peer=peer)
+        return self._called(Call.DISCONNECTED, peer=peer)
 
     def abandon(self, peer: int) -> Effects:
         """Give up the open exchanges with a neighbour that stays away."""
-        return self._called(Call.ABANDON, lambda: self.participant.abandon(peer), peer=peer)
+        return self._called(Call.ABANDON, peer=peer)
 
     def _called(
         self,
         call: Call,
-        function: Callable[[], Effects],
         now: float = 0.0,
         *,
         peer: int = 0,
         frame: bytes = b"",
+        waited_s: float = 0.0,
         stepped: Sequence[Stepped] = (),
     ) -> Effects:
         """Make a call and journal it, after its local step if that cannot be computed again; its frames may be sent
         then. A refused frame is not journaled: unlike in a run with rounds, nobody counts frames."""
-        effects = function()
+        effects = self._call(call, now, peer, frame, waited_s=waited_s)
         self._calls += 1
         reachable = tuple(sorted(self.participant.reachable))
         # In one write: a local step without its call would be done twice.

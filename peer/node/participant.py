@@ -219,32 +219,23 @@ class Participant:
         messages are known to reach. `take` cannot fail on the result. Raises RemoteProtocolError, which names the
         sender."""
         if membership_codec.is_notice(frame):
-            return self.judged_notice(sender, frame)
+            with blaming(sender):
+                change = membership_codec.decode(frame, self.membership.num_numbers, sender=sender)
+                check_notice(self.membership, change, sender)
+                return change
         message = self.decode(sender, frame)
         self.judge(message)
         self.weigh(message)
         return message
 
-    def judged_notice(self, sender: int, frame: bytes) -> Change:
-        """Do as `judged` does, for the frame of a membership notice."""
-        with blaming(sender):
-            change = membership_codec.decode(frame, self.membership.num_numbers, sender=sender)
-            check_notice(self.membership, change, sender)
-            return change
-
     def proven(self, sender: int, frame: bytes) -> Message | Change:
         """Do as `judged` does, and refuse a change of members that its issuer did not sign. For frames that have just
         come, not for those of a replay."""
-        if membership_codec.is_notice(frame):
-            return self.proven_notice(sender, frame)
-        return self.judged(sender, frame)
-
-    def proven_notice(self, sender: int, frame: bytes) -> Change:
-        """Do as `proven` does, for the frame of a membership notice."""
-        change = self.judged_notice(sender, frame)
-        with blaming(sender):
-            check_proof(self.membership, change, sender)
-        return change
+        content = self.judged(sender, frame)
+        if isinstance(content, Change):
+            with blaming(sender):
+                check_proof(self.membership, content, sender)
+        return content
 
     def judge(self, message: Message) -> None:
         """Raise RemoteProtocolError, which names the sender, if an honest peer would not send a message now."""
