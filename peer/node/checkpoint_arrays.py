@@ -21,8 +21,7 @@ def grouped(**groups: Arrays) -> dict[str, npt.NDArray[Any]]:
 
 def group(arrays: Arrays, name: str) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of one group under their own names."""
-    prefix = f"{name}/"
-    return {key.removeprefix(prefix): arrays[key] for key in arrays if key.startswith(prefix)}
+    return dict(Group(arrays, name))
 
 
 class Group(Mapping[str, npt.NDArray[Any]]):

@@ -19,7 +19,7 @@ from peer.gossip.effects import Effects
 from peer.state.checkpoints import Checkpoint
 from peer.state.disk import Disk
 from peer.state.journal import Journal, JournalContent, Record
-from peer.state.recovery import Recovery, StateFiles, journal_name
+from peer.state.recovery import StateFiles, journal_name
 
 Durability: TypeAlias = Literal["process", "power"]
 """Event that a peer's frames must be able to survive before they leave: the end of its process, or a power cut."""
@@ -29,9 +29,18 @@ OnRound: TypeAlias = Callable[[Effects], None]
 
 
 @dataclass(kw_only=True)
-class PeerRecovery(Recovery):
+class PeerRecovery:
     """Result of `open`."""
 
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """The values of the checkpoint, those that `save` was given included; empty without one."""
+    checkpoint_round: int = 0
+    """Rounds, or steps, that were loaded rather than replayed."""
+    replayed_rounds: int = 0
+    now: float = 0.0
+    """The latest time in the journal."""
+    notices: list[str] = field(default_factory=list)
+    """Sentences for the log about damage and its remedy."""
     effects: Effects = field(default_factory=Effects)
     """Present state of the peer: when to wake up, its open request, and the frames of the round under way. These are in
     the journal and need not be sent: `connected` returns the frames that a neighbour needs."""
@@ -79,16 +88,17 @@ class DiskState:
 
     # Going back to where the peer was.
 
-    def load_newest(self, recovery: Recovery) -> Checkpoint | None:
+    def load_newest(self, recovery: PeerRecovery) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; None to begin at the start."""
         checkpoint = self.files.load_newest(recovery.notices)
         if checkpoint is not None:
-            recovery.start_from(checkpoint)
+            recovery.state, recovery.checkpoint_round = checkpoint.state, checkpoint.round
+            recovery.now = float(checkpoint.state.get("seconds", 0.0))
             self.base_round = checkpoint.round
         return checkpoint
 
     def journals(
-        self, recovery: Recovery, facts: Mapping[str, Any] | None = None
+        self, recovery: PeerRecovery, facts: Mapping[str, Any] | None = None
     ) -> Iterator[tuple[int, str, JournalContent]]:
         """Yield (round, file name, content) of each journal since the checkpoint, to be repeated one after the other.
         There is more than one where a newer checkpoint was damaged. The last one is then gone on with; `facts` are for
@@ -97,7 +107,7 @@ class DiskState:
             content = self.files.read_journal(round_, recovery.notices)
             yield round_, journal_name(round_), content
             self.base_round = round_
-        self._journal = self.files.go_on(self.base_round, content)
+        self._journal = Journal.go_on(self._disk, journal_name(self.base_round), content)
         self.checkpoint_bytes = self.files.checkpoint_bytes(self.base_round)
 
     def go_back(self, round_: int) -> int:

@@ -171,11 +171,6 @@ class Checkpoints:
             file = self._disk.reader(name)
         return parse_checkpoint(file, name)
 
-    def newest(self) -> Checkpoint | None:
-        """Return the newest checkpoint, or None if there is none. Raises StateError if it is damaged."""
-        rounds = self.rounds()
-        return self.load(rounds[-1]) if rounds else None
-
     def set_aside(self, round_: int) -> None:
         """Take a damaged checkpoint out of the way."""
         with disks.writing(checkpoint_name(round_)):
@@ -273,11 +268,8 @@ def checkpoint_round(path: Path) -> int:
 def read_description(path: Path) -> tuple[int, Mapping[str, Any]]:
     """Return the round of a checkpoint and its JSON values, without reading its arrays. Raises StateError."""
     with _reading(path):
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > path.stat().st_size:
-                raise ValueError("it is cut off")
-            metadata = _parsed(file.read(length))["__metadata__"]
+        with path.open("rb", buffering=0) as file:
+            metadata = _head(file)[0]["__metadata__"]
         return int(metadata["round"]), _state(metadata)
 
 

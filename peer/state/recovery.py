@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from peer.errors import StateError
@@ -24,26 +23,6 @@ _DIGEST = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}\b")
 WAYS_ON = "start again what began it, or give every device a new folder for a new run: --set state.directory=NEW"
 _OR_ANEW = "; or, if no other device has met this one, rename its state folder, so that it begins round 0 anew"
 """Another remedy for a device that has begun round 0 at most: nobody has any of its messages that it would repeat."""
-
-
-@dataclass(kw_only=True)
-class Recovery:
-    """Findings of a recovering peer."""
-
-    state: Mapping[str, Any] = field(default_factory=dict)
-    """The values of the checkpoint, those that `save` was given included; empty without one."""
-    checkpoint_round: int = 0
-    """Rounds, or steps, that were loaded rather than replayed."""
-    replayed_rounds: int = 0
-    now: float = 0.0
-    """The latest time in the journal."""
-    notices: list[str] = field(default_factory=list)
-    """Sentences for the log about damage and its remedy."""
-
-    def start_from(self, checkpoint: Checkpoint) -> None:
-        """Note the values of the checkpoint on which the rest builds."""
-        self.state, self.checkpoint_round = checkpoint.state, checkpoint.round
-        self.now = float(checkpoint.state.get("seconds", 0.0))
 
 
 class StateFiles:
@@ -105,10 +84,6 @@ class StateFiles:
         if content.problem is not None:
             notices.append(f"{name}: {content.problem}; it is used up to there")
         return content
-
-    def go_on(self, round_: int, content: JournalContent) -> Journal:
-        """Go on writing a journal that was read."""
-        return Journal.go_on(self._disk, journal_name(round_), content)
 
     def new_journal(self, round_: int, facts: Mapping[str, Any] | None = None) -> Journal:
         """Begin the journal after a round; `facts` are for its header."""

@@ -8,7 +8,9 @@ import pytest
 from peer.errors import StateError
 from peer.gossip.membership import Change, ChangeKind
 from peer.node import membership_codec
+from peer.node.durable import DurablePeer
 from peer.protocol import NEWEST, OLDEST
+from peer.state.checkpoints import Checkpoint
 from peer.state.journal import Announced, Received, read_journal
 from peer.state.recovery import StateFiles
 from tests.node.changing_members import Cluster
@@ -42,6 +44,11 @@ def protocols(cluster: Cluster) -> set[int]:
     return {peer.disk_state.protocol for peer in cluster.peers.values()}
 
 
+def _newest(peer: DurablePeer) -> Checkpoint:
+    checkpoints = peer.disk_state.files.checkpoints
+    return checkpoints.load(checkpoints.rounds()[-1])
+
+
 def names(disk: FailingDisk, prefix: str) -> list[str]:
     return sorted(name for name in disk.names() if name.startswith(prefix))
 
@@ -67,13 +74,13 @@ def test_the_state_is_written_as_before_while_nothing_new_is_used() -> None:
         expected = {"run": "(needs release 0.3) run", "protocol": NEWEST}
         assert read_journal(disk, journal).header.items() >= expected.items()
         peer.save({}, anew=True)
-        assert peer.disk_state.files.checkpoints.newest().state.items() >= expected.items()  # type: ignore[union-attr]
+        assert _newest(peer).state.items() >= expected.items()
     plain = changed(0, 0.0, pins=False)
     for disk, peer in zip(plain.disks.values(), plain.peers.values(), strict=True):
         peer.save({}, anew=True)
         for state in (
             read_journal(disk, names(disk, "journal-")[-1]).header,
-            peer.disk_state.files.checkpoints.newest().state,  # type: ignore[union-attr]
+            _newest(peer).state,
         ):
             assert state["run"] == "run"
             assert "protocol" not in state
@@ -131,8 +138,7 @@ def test_a_state_in_which_the_release_before_named_the_oldest_version_is_read(mo
         release_before.setattr("peer.state.recovery.OLDEST", OLDEST - 1)
         peer.disk_state.files.protocol = OLDEST
         peer.save({}, anew=True)
-    written = peer.disk_state.files.checkpoints.newest()
-    assert written is not None
+    written = _newest(peer)
     assert written.state["run"] == "(needs release 0.2) run"
     cluster.restart(0)
     assert cluster.peers[0].disk_state.protocol == OLDEST

@@ -34,7 +34,7 @@ def _checkpoint(round_: int) -> Checkpoint:
 def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path / "state")
     folder.checkpoints.save(_checkpoint(7))
-    loaded = folder.checkpoints.newest()
+    loaded = folder.checkpoints.load(folder.checkpoints.rounds()[-1])
     assert loaded is not None
     assert (loaded.round, loaded.state) == (7, {"seen": [1, 2]})
     assert loaded.arrays["x"].tobytes() == np.arange(8, dtype=np.float32).tobytes()
@@ -121,11 +121,10 @@ def test_going_back_leaves_the_older_checkpoint(tmp_path: Path) -> None:
     for round_ in (10, 20, 30):
         folder.checkpoints.save(_checkpoint(round_))
     assert folder.checkpoints.go_back(25, "aside-") == 20
-    newest = folder.checkpoints.newest()
-    assert newest is not None
+    newest = folder.checkpoints.load(folder.checkpoints.rounds()[-1])
     assert newest.round == 20
     assert folder.checkpoints.go_back(5, "aside-") == 0
-    assert folder.checkpoints.newest() is None
+    assert not folder.checkpoints.rounds()
     aside = [tmp_path / f"aside-{checkpoint_name(round_)}" for round_ in (10, 20, 30)]
     assert [load_checkpoint(path).round for path in aside] == [10, 20, 30]
 
@@ -245,8 +244,7 @@ def test_a_leftover_of_an_interrupted_write_is_not_a_checkpoint(tmp_path: Path) 
     folder = StateFolder(tmp_path)
     folder.checkpoints.save(_checkpoint(3))
     (tmp_path / ".checkpoint-00000009.safetensors.new").write_bytes(b"half")
-    newest = folder.checkpoints.newest()
-    assert newest is not None
+    newest = folder.checkpoints.load(folder.checkpoints.rounds()[-1])
     assert newest.round == 3
 
 
