@@ -142,11 +142,11 @@ class FrameAccount:
         return replace(record, **{name: getattr(record, name) + figure for name, figure in figures.items()})
 
     def _encode(self, receiver: int, message: Message, before: Message | None, *, takes_entropy: bool) -> OutgoingFrame:
-        frame = wire.encode(message, self._layout, previous=before, packed=self.packed)
+        frame, payload_bytes = wire.encode_counted(message, self._layout, previous=before, packed=self.packed)
         return OutgoingFrame(
             receiver=receiver,
             frame=frame,
-            payload_bytes=wire.payload_bytes(frame, self._layout),
+            payload_bytes=payload_bytes,
             is_numbered=message.kind in NUMBERED_KINDS,
             values=_num_values(message, self._layout),
             entropy_bits=wire.entropy_bound_bits(message, previous=before) if takes_entropy else 0.0,

@@ -192,7 +192,7 @@ lengths. Asked to pack (`compressor.coding`), it packs every stream and writes n
 """
 
 from peer.wire.entropy_bound import entropy_bound_bits
-from peer.wire.frame import allocation_bound, decode, encode, max_frame_bytes, payload_bytes
+from peer.wire.frame import allocation_bound, decode, encode, encode_counted, max_frame_bytes
 from peer.wire.message import Message, MessageKind, RepairWish
 
 __all__ = [
@@ -202,7 +202,7 @@ __all__ = [
     "allocation_bound",
     "decode",
     "encode",
+    "encode_counted",
     "entropy_bound_bits",
     "max_frame_bytes",
-    "payload_bytes",
 ]

@@ -63,7 +63,14 @@ def allocation_bound(layout: Layout) -> int:
 
 
 def encode(message: Message, layout: Layout, *, previous: Message | None = None, packed: bool = False) -> bytes:
-    """Return the frame of a message.
+    """Return the frame of a message, see `encode_counted`."""
+    return encode_counted(message, layout, previous=previous, packed=packed)[0]
+
+
+def encode_counted(
+    message: Message, layout: Layout, *, previous: Message | None = None, packed: bool = False
+) -> tuple[bytes, int]:
+    """Return the frame of a message, and how many of its bytes are the layers': all but the header and the checksum.
 
     `packed`: write every real and code in its full width, which is faster and takes more bytes; any reader reads it.
     `previous` is an earlier message of the same sender that every receiver of this frame is known to hold: residues
@@ -111,7 +118,8 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None,
     for part in parts:
         total = crc32(part, total)
     parts.append(total.to_bytes(checksum.BYTES, "little"))
-    return b"".join(parts)
+    frame = b"".join(parts)
+    return frame, len(frame) - len(header) - checksum.BYTES
 
 
 def decode(
@@ -201,28 +209,6 @@ def decode(
     if reader.left:
         raise TrailingBytes(f"{reader.left} bytes follow the last section")
     return Message(kind, sender, round_, phase, mixing_weight, push_weight, layers, layer_ids, wanted)
-
-
-def payload_bytes(frame: bytes, layout: Layout) -> int:
-    """Return the bytes of the layers in a frame that `encode` returned: all but the header and the checksum."""
-    reader = Reader(memoryview(frame), 3, len(frame) - checksum.BYTES)
-    flags = reader.byte()
-    for _ in range(3):
-        reader.varint()
-    _read_weight(reader)
-    _read_weight(reader)
-    if flags & _PREDICTED:
-        reader.varint()
-        reader.varint()
-    count = reader.varint()
-    kind = MessageKind(flags & 15)
-    if kind is MessageKind.REPAIR_REQUEST:
-        return 0
-    if kind is MessageKind.REPAIR:
-        _read_numbers(reader, count, layout.num_layers)
-    elif kind is MessageKind.PART:
-        _read_sizes(reader, count, 2 * layout.size)
-    return reader.left
 
 
 def _check_message(message: Message, layout: Layout) -> None:
