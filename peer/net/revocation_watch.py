@@ -85,12 +85,12 @@ class RevocationWatch:
             self._carry_out(source)
         return {
             "number": self.revoked.number,
-            "revoked": len(self.revoked),
+            "revoked": len(self.revoked.entries),
             "news": self.revoked.number > before,
         }
 
     def _carry_out(self, source: int | None) -> None:
-        log.info("%d certificates are revoked by list %d", len(self.revoked), self.revoked.number)
+        log.info("%d certificates are revoked by list %d", len(self.revoked.entries), self.revoked.number)
         for connection in self.links.connections():
             if connection.identity is not None and (reason := self._why_revoked(connection.identity)) is not None:
                 connection.drop(pb.Close.REFUSED, reason)

@@ -150,7 +150,7 @@ def _certificate(security: Access | None) -> Iterator[Finding]:
         advice = f"renew it: {_renewal(security.identity.name)}"
         yield Finding("certificate", "warning", f"{sentence}, {left.days} days from now", advice)
     else:
-        revoked = 0 if security.revoked is None else len(security.revoked)
+        revoked = 0 if security.revoked is None else len(security.revoked.entries)
         yield Finding("certificate", "ok", f"{sentence}; {revoked} certificates of this run are revoked")
 
 

@@ -53,8 +53,8 @@ def test_a_longer_list_keeps_what_the_shorter_one_had_and_no_older_one_replaces_
     listed = RevocationList(authority.certificate, tmp_path / "revoked.pem")
     assert listed.take(second)
     assert not listed.take(first)
-    assert 11 in listed
-    assert 22 in listed
+    assert 11 in listed.entries
+    assert 22 in listed.entries
     assert (tmp_path / "revoked.pem").read_bytes() == second
     assert RevocationList(authority.certificate, tmp_path / "revoked.pem").number == 2
 
@@ -71,7 +71,7 @@ def test_a_file_that_changes_is_noticed_and_an_older_one_put_back_changes_nothin
     assert not listed.reload()
     file.write_bytes(first)
     assert not listed.reload()
-    assert 22 in listed
+    assert 22 in listed.entries
 
 
 def test_a_file_that_was_read_before_a_neighbour_brought_a_newer_list_changes_nothing(
@@ -86,7 +86,7 @@ def test_a_file_that_was_read_before_a_neighbour_brought_a_newer_list_changes_no
     assert read == first
     assert listed.take(authority.revoke(first, [22]))
     assert not listed.adopt(read, str(file))
-    assert 22 in listed
+    assert 22 in listed.entries
 
 
 @pytest.mark.parametrize("data", [b"", b"no list", b"x" * 70_000], ids=["empty", "text", "long"])

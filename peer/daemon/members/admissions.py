@@ -68,7 +68,7 @@ class Admissions:
         """Write down revocations and refusals that are new."""
         if self._revoked is not None and self._revoked.number > self._list_number:
             self._list_number = self._revoked.number
-            self.log.add("revoked", list=self._list_number, certificates=len(self._revoked))
+            self.log.add("revoked", list=self._list_number, certificates=len(self._revoked.entries))
         transport = self._neighbors.transport
         for peer in sorted(transport.neighbors | transport.refusals.keys()):
             now = transport.offences.count(peer), transport.refusals.get(peer)

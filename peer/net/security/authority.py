@@ -27,10 +27,12 @@ from peer.net.security.certificates import (
 from peer.net.security.credentials import Credentials
 from peer.net.security.keys import key_pem, new_key, parse_key, read_file, read_secret, write_new
 from peer.net.security.requests import Request, address_names, check_name, general_name
-from peer.net.security.revocation_list import RevocationList, sign_list
+from peer.net.security.revocation_list import MAX_BYTES, RevocationList
 
 CA_DAYS = 3653
 PEER_DAYS = 731
+# A list holds until a newer one comes; that none comes must not stop a run.
+_LIST_DAYS = 3653
 # Devices without a battery clock start years behind and are often hours off.
 CLOCK_SLACK = datetime.timedelta(days=1)
 
@@ -138,7 +140,26 @@ class CertificateAuthority:
 
         Raises SecurityError if the older list is another authority's.
         """
-        return sign_list(self._certificate, self._key, older, serials, now=now or utc_now())
+        now, known = now or utc_now(), RevocationList(self.certificate)
+        if older:
+            known.take(older)
+        entries = dict.fromkeys(serials, now) | known.entries
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self._certificate.subject)
+            .last_update(now)
+            .next_update(now + datetime.timedelta(days=_LIST_DAYS))
+            .add_extension(x509.CRLNumber(known.number + 1), critical=False)
+        )
+        for serial, when in sorted(entries.items()):
+            entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(when).build()
+            builder = builder.add_revoked_certificate(entry)
+        made = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        if len(made) > MAX_BYTES:
+            raise SecurityError(
+                f"{len(entries)} revoked certificates are more than one list holds; make a new authority"
+            )
+        return made
 
     def credentials(self, issued: Issued) -> Credentials:
         """Return the credentials of the holder of `issued`."""

@@ -10,12 +10,10 @@ gRPC's Python API cannot hand such a list to TLS, so the transport consults it f
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import serialization
 
 from peer.errors import SecurityError
 from peer.files import write_whole
@@ -25,8 +23,6 @@ MAX_BYTES = 60 * 1024
 """Small enough to travel as one note between peers; about 1,500 certificates."""
 # No number of this length is ever reached by counting, and RFC 5280 allows no longer one.
 _MAX_NUMBER_BITS = 160
-# A list holds until a newer one comes; that none comes must not stop a run.
-_VALID_DAYS = 3653
 
 
 class RevocationList:
@@ -40,7 +36,8 @@ class RevocationList:
         self.path = path
         self._authority = parse_certificate(authority, "the authority")
         self._key = public_key(self._authority, "the authority")
-        self._revoked: dict[int, datetime.datetime] = {}
+        self.entries: dict[int, datetime.datetime] = {}
+        """Serial number of a revoked certificate → when that was."""
         self._stamp: tuple[int, int] | None = None
         self.reload()
 
@@ -83,15 +80,9 @@ class RevocationList:
 
     def check(self, serial: int, name: str) -> None:
         """Raise SecurityError if the certificate with this serial number, made out to `name`, was revoked."""
-        when = self._revoked.get(serial)
+        when = self.entries.get(serial)
         if when is not None:
             raise SecurityError(f"the certificate of {name!r} was revoked on {when:%Y-%m-%d %H:%M} UTC")
-
-    def __contains__(self, serial: int) -> bool:
-        return serial in self._revoked
-
-    def __len__(self) -> int:
-        return len(self._revoked)
 
     def adopt(self, pem: bytes, source: str) -> bool:
         """Return whether a list is newer than ours; then it replaces ours in memory. Raises SecurityError."""
@@ -117,7 +108,7 @@ class RevocationList:
             plain = listed.public_bytes(serialization.Encoding.PEM)
         if number <= self.number:
             return False
-        self.number, self.pem, self._revoked = number, plain, revoked
+        self.number, self.pem, self.entries = number, plain, revoked
         return True
 
     def _save(self) -> None:
@@ -129,36 +120,3 @@ class RevocationList:
             self._stamp = (status.st_mtime_ns, status.st_size)
         except OSError as error:
             raise SecurityError(f"{self.path} cannot be written: {error.strerror}") from None
-
-
-def sign_list(
-    authority: x509.Certificate,
-    key: ec.EllipticCurvePrivateKey,
-    older: bytes,
-    serials: Iterable[int],
-    *,
-    now: datetime.datetime,
-) -> bytes:
-    """Return a list (PEM) that revokes `serials` beside those of the `older` one (PEM, may be empty).
-
-    Raises SecurityError if the older one is not this authority's, or the new one would be too long to travel.
-    """
-    pem = authority.public_bytes(serialization.Encoding.PEM)
-    known = RevocationList(pem)
-    if older:
-        known.take(older)
-    entries = dict.fromkeys(serials, now) | known._revoked
-    builder = (
-        x509.CertificateRevocationListBuilder()
-        .issuer_name(authority.subject)
-        .last_update(now)
-        .next_update(now + datetime.timedelta(days=_VALID_DAYS))
-        .add_extension(x509.CRLNumber(known.number + 1), critical=False)
-    )
-    for serial, when in sorted(entries.items()):
-        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(when).build()
-        builder = builder.add_revoked_certificate(entry)
-    made = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    if len(made) > MAX_BYTES:
-        raise SecurityError(f"{len(entries)} revoked certificates are more than one list holds; make a new authority")
-    return made
