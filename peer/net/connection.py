@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from peer.foreign_text import printable
 from peer.net import tcp_info
 from peer.net.chunks import Cutter
 from peer.net.counters import LinkCounters
@@ -230,13 +231,14 @@ class Connection:
                 self._take_revocations(peer, data)
             else:
                 handler.bulletin_received(peer, topic, data)
-        if received.farewell is None:
+        if received.close is None:
             return True
-        if received.farewell.is_goodbye:
-            self._reason, self.is_parting = f"it left: {received.farewell.reason}", True
-            handler.goodbye(peer, received.farewell.reason)
+        reason = printable(received.close.reason)
+        if received.close.kind == pb.Close.GOODBYE:
+            self._reason, self.is_parting = f"it left: {reason}", True
+            handler.goodbye(peer, reason)
         else:
-            self._reason = f"it ended the connection: {received.farewell.reason}"
+            self._reason = f"it ended the connection: {reason}"
         return False
 
     async def _write(self) -> None:

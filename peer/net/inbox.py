@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from peer.errors import RemoteProtocolError
-from peer.foreign_text import printable
 from peer.net.chunks import CRUMB_BYTES, Assembler
 from peer.net.envelope import Piece, decode
 from peer.net.handler import MAX_BULLETIN_BYTES, MAX_TOPIC
@@ -39,15 +38,6 @@ class LinkLimits:
     max_frame_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Farewell:
-    """The neighbour's last words on a stream."""
-
-    is_goodbye: bool
-    """Whether it leaves; otherwise it ends only this stream."""
-    reason: str
-
-
 class Received(NamedTuple):
     """The contents of one envelope."""
 
@@ -59,7 +49,8 @@ class Received(NamedTuple):
     """Bytes that may be sent in addition."""
     notes: list[tuple[str, bytes]]
     """Topics and contents."""
-    farewell: Farewell | None
+    close: pb.Close | None
+    """The neighbour's last words on the stream."""
 
 
 class Inbox:
@@ -98,7 +89,7 @@ class Inbox:
             envelope.receipt,
             envelope.credit,
             [(note.topic, note.data) for note in envelope.bulletins],
-            read_farewell(envelope.close) if envelope.HasField("close") else None,
+            envelope.close if envelope.HasField("close") else None,
         )
 
     def hold(self, seq: int, size: int) -> None:
@@ -146,8 +137,3 @@ class Inbox:
 def new_pace(now: float) -> Allowance:
     """Return one neighbour's allowance for everything but frames."""
     return Allowance(**_SMALL_MESSAGES, now=now)
-
-
-def read_farewell(close: pb.Close) -> Farewell:
-    """Return with which words a neighbour ends a stream."""
-    return Farewell(close.kind == pb.Close.GOODBYE, printable(close.reason))
