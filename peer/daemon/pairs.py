@@ -58,10 +58,8 @@ class PairLoop:
     def __post_init__(self) -> None:
         """Take the parts out of `common`."""
         self.participant = self.durable.participant
-        common = self.common
-        self._local, self._config, self._cadence = common.local, common.local.config, common.cadence
-        self._runtime, self._neighbors, self._limits = common.runtime, common.neighbors, common.limits
-        self._evaluations, self._own, self._metrics = common.evaluations, common.own, common.metrics
+        self._local, self._runtime, self._neighbors = self.common.local, self.common.runtime, self.common.neighbors
+        self._config = self._local.config
         self._steps_alone = self._config.rounds.max_skipped_rounds
         """Steps in a row without a neighbour; none of them before the first has come."""
         self._shown_exchanges = -1
@@ -99,7 +97,7 @@ class PairLoop:
         assert effects.record is not None
         # Steps in the journal need not be trained again.
         trained_s = 0.0 if self._local.steps_are_recorded else effects.record.train_s
-        self._cadence.add_round(trained_s + effects.record.gossip_s)
+        self.common.cadence.add_round(trained_s + effects.record.gossip_s)
         return effects.record
 
     def _look_for_company(self) -> None:
@@ -128,7 +126,7 @@ class PairLoop:
             self.participant.can_read
             and self._may_go_on()
             # Neighbours are answered in any case.
-            and (self._limits is None or await self._limits.may_begin(self._runtime.now()))
+            and (self.common.limits is None or await self.common.limits.may_begin(self._runtime.now()))
         ):
             await self._wait()
         return self._runtime.now() - began
@@ -197,9 +195,9 @@ class PairLoop:
             self._raise_failure()
         await self.frames.stop_answering()
         # Exchanges since the last step belong to its row.
-        record, last = self.participant.closing_record(), self._metrics.last_round
+        record, last = self.participant.closing_record(), self.common.metrics.last_round
         if record is not None and last is not None:
-            self._metrics.put_round(replace(record, protobuf_bytes=last.protobuf_bytes), self._config.run.rounds)
+            self.common.metrics.put_round(replace(record, protobuf_bytes=last.protobuf_bytes), self._config.run.rounds)
         if self.participant.algorithm.staleness.exchanges != self._shown_exchanges:
             await self._evaluate_again()
         await self.saver.checkpoint()
@@ -208,15 +206,15 @@ class PairLoop:
         """Do nothing: once everybody has finished, nobody asks for an exchange."""
 
     def _all_have_finished(self) -> bool:
-        return self._evaluations.finished() >= set(self.members) or self._neighbors.all_have_left
+        return self.common.evaluations.finished() >= set(self.members) or self._neighbors.all_have_left
 
     async def _evaluate_again(self) -> None:
         """Put the accuracy of the model that is left behind in the place of that after the last step: it has been
         averaged with others since. The others keep what they heard."""
         models = await self.models()
-        for split in self._own.splits:
-            found = await self._runtime.work(self._own.measure_split, self.round, models.z, split)
-            self._evaluations.restore([found])
+        for split in self.common.own.splits:
+            found = await self._runtime.work(self.common.own.measure_split, self.round, models.z, split)
+            self.common.evaluations.restore([found])
 
     # -- what others look at -------------------------------------------------------------------------------------------
 

@@ -176,16 +176,10 @@ class Daemon:
     """One peer, from the first round to the last."""
 
     def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        common = parts.common
-        self.local, self.runtime, self.neighbors = common.local, common.runtime, common.neighbors
+        self.parts, self.common = parts, parts.common
+        self.local, self.runtime, self.neighbors = parts.common.local, parts.common.runtime, parts.common.neighbors
         self.loop, self.saver, self.operator = parts.loop, parts.loop.saver, parts.operator
-        self._config = common.local.config
-        self._evaluations, self._own, self._metrics = common.evaluations, common.own, common.metrics
-        self._average = parts.average
-        self._divergence, self._cadence, self._peer_list = common.divergence, common.cadence, parts.peer_list
-        self._watcher, self._admissions, self._releases = common.watcher, common.admissions, common.releases
-        self._class_votes, self._progress, self._limits = common.class_votes, parts.loop.progress, common.limits
+        self._config = parts.common.local.config
         self._exporter: Exporter | None = None
         self._has_warned = False
 
@@ -216,13 +210,13 @@ class Daemon:
                     tasks.create_task(helper)
                     for helper in (
                         self.runtime.watch_parent(),
-                        self._peer_list.reload_when_asked(),
+                        self.parts.peer_list.reload_when_asked(),
                         sync_now_and_then(self.saver),
                         transport.wait_closed(),
                         ProgressLog(self.operator.status, self._is_member).watch(self.runtime.now),
-                        self._admissions.watch(),
-                        self._releases.tell_now_and_then(),
-                        *(() if self._progress is None else self._progress.helpers()),
+                        self.common.admissions.watch(),
+                        self.common.releases.tell_now_and_then(),
+                        *(() if self.loop.progress is None else self.loop.progress.helpers()),
                         *self.loop.helpers(),
                     )
                 ]
@@ -245,12 +239,12 @@ class Daemon:
                 await asyncio.to_thread(self._exporter.close)
             await transport.close(failure or self.runtime.stop_reason or self.operator.state)
             try:
-                self._metrics.put_links()
+                self.common.metrics.put_links()
             except StateError as error:
                 # The last traffic counts matter less than the reason why this peer ends.
                 log.error("%s", error)
-        if self._divergence.finding is not None:
-            raise DivergenceError(f"{self.local.name}: {self._divergence.finding.reason}")
+        if self.common.divergence.finding is not None:
+            raise DivergenceError(f"{self.local.name}: {self.common.divergence.finding.reason}")
         return INTERRUPTED if self.runtime.is_interrupted else 0
 
     def let_go_in_fork(self) -> None:
@@ -263,11 +257,11 @@ class Daemon:
         """Release threads and files."""
         # The threads first: nothing may write to a file being closed.
         self.runtime.close()
-        if self._limits is not None:
-            self._limits.close()
+        if self.common.limits is not None:
+            self.common.limits.close()
         self.saver.close()
-        self._average.close()
-        self._admissions.log.close()
+        self.parts.average.close()
+        self.common.admissions.log.close()
         self.local.close()
 
     # -- training ------------------------------------------------------------------------------------------------------
@@ -279,17 +273,17 @@ class Daemon:
             if self.local.steps_are_recorded and not self.loop.round and not has_checkpoint:
                 # The journal leads to the same model only from the one that the script began with.
                 await self.saver.checkpoint()
-            if self._class_votes is not None:
-                await self._class_votes.settle(self.loop.linked)
+            if self.common.class_votes is not None:
+                await self.common.class_votes.settle(self.loop.linked)
             while (record := await self.loop.next_round()) is not None:
                 await self._after_round(record)
-            own = self._evaluations.own()
+            own = self.common.evaluations.own()
             if self._is_trained and (own is None or own.round < self._config.run.rounds):
                 # This peer was killed between its last round and what it says of it, which the others wait for.
                 await self._evaluate(self._config.run.rounds)
         except DivergenceError as error:
             suspicion = self.loop.participant.reaches.suspicion(self.loop.round, self.local.roster.name)
-            self._divergence.declare(Diverged(self.loop.round, f"{error}{suspicion}"))
+            self.common.divergence.declare(Diverged(self.loop.round, f"{error}{suspicion}"))
 
     def _is_member(self) -> bool:
         """Whether this peer takes part: not before it has joined, nor under a number that was declared lost."""
@@ -298,13 +292,13 @@ class Daemon:
     @property
     def _is_trained(self) -> bool:
         """Whether the last round is done, and all is well."""
-        return self._divergence.finding is None and self.loop.round >= self._config.run.rounds
+        return self.common.divergence.finding is None and self.loop.round >= self._config.run.rounds
 
     async def _after_round(self, record: RoundRecord) -> None:
         # Only now: until a round was completed, a list that nobody agrees with can be mended in the file.
-        await self._peer_list.keep()
-        self._metrics.put_round(record)
-        self._watcher.round_done(record)
+        await self.parts.peer_list.keep()
+        self.common.metrics.put_round(record)
+        self.common.watcher.round_done(record)
         if self._exporter is not None:
             self._exporter.observe(record)
         reaches = self.loop.participant.reaches
@@ -321,41 +315,41 @@ class Daemon:
         if reason is not None:
             raise DivergenceError(reason)
         done = self.loop.round
-        if self._evaluations.is_due(done):
+        if self.common.evaluations.is_due(done):
             await self._evaluate(done)
         disk, trainer = self.loop.durable.disk_state, self.local.trainer
         repeats = isinstance(trainer, RecordedSteps) and not trainer.records_all
-        if self._cadence.is_due(done, disk.journal_bytes, disk.checkpoint_bytes if repeats else None):
+        if self.common.cadence.is_due(done, disk.journal_bytes, disk.checkpoint_bytes if repeats else None):
             await self.saver.checkpoint()
-        self._metrics.put_links_if_due(self.runtime.now())
+        self.common.metrics.put_links_if_due(self.runtime.now())
 
     async def _evaluate(self, done: int) -> None:
         """Measure the own model, record the result, and tell the others."""
         models = await self.loop.models()
-        records = await self.runtime.work(self._own.measure, done, models)
-        self._metrics.put_evaluations(records)
-        self._evaluations.share(records)
+        records = await self.runtime.work(self.common.own.measure, done, models)
+        self.common.metrics.put_evaluations(records)
+        self.common.evaluations.share(records)
         for record in records:
-            self._watcher.evaluated(record, self.local.name)
+            self.common.watcher.evaluated(record, self.local.name)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
         """Save, stay until the neighbours have all they need of this peer, and write the model."""
-        if self._divergence.finding is not None:
-            self._end_diverged(self._divergence.finding)
+        if self.common.divergence.finding is not None:
+            self._end_diverged(self.common.divergence.finding)
             return
         completed = self._is_trained or self.loop.has_left
-        if self._class_votes is None or self._class_votes.is_settled:
+        if self.common.class_votes is None or self.common.class_votes.is_settled:
             # Before, there is nothing to save, and the state of a trainer that does not adjust yet would be taken for
             # that of a run which never does.
             await self.loop.save_at_end()
-        if self._progress is not None:
+        if self.loop.progress is not None:
             # A copy that is put back while this peer is stopped is then behind this statement.
-            self._progress.tell(is_last=True)
-            self._progress.keep()
+            self.loop.progress.tell(is_last=True)
+            self.loop.progress.keep()
         self.operator.state = "left" if self.loop.has_left else "completed" if completed else "stopped"
-        self._metrics.flush()
+        self.common.metrics.flush()
         if not completed:
             done, all_ = self.loop.round, self._config.run.rounds
             # `sotto up`, which has started this process, says so itself.
@@ -367,8 +361,8 @@ class Daemon:
         path = self.local.folder.directory / MODEL_NAME
         with writing(path.name):
             await self.runtime.work(self.local.trainer.save_model, models.z, path)
-        self._metrics.put_evaluations(self._evaluations.newest.values())
-        self._metrics.flush()
+        self.common.metrics.put_evaluations(self.common.evaluations.newest.values())
+        self.common.metrics.flush()
         average = await self._form_average(models)
         self._say_last_word(path if average is None else average)
 
@@ -377,15 +371,15 @@ class Daemon:
         if self.loop.has_left:
             return None
         allowed, self.operator.state = self.loop.participant.reaches.allowed, "averaging"
-        average = await self._average.form(self.loop.members, models, allowed, self.loop.answer)
+        average = await self.parts.average.form(self.loop.members, models, allowed, self.loop.answer)
         self.operator.state = "completed"
         return average
 
     def _say_last_word(self, model: Path) -> None:
         """Log what came of the run here, and where it is."""
-        own, criterion = self._evaluations.own(), self._evaluations.told[0]
+        own, criterion = self.common.evaluations.own(), self.common.evaluations.told[0]
         figure = None if own is None else own.figure(criterion)
-        loss = self._metrics.last_loss
+        loss = self.common.metrics.last_loss
         is_accuracy = criterion == ACCURACY
         written = f", loss {loss:.3g}" if loss is not None else ""
         if figure is not None:
@@ -399,17 +393,19 @@ class Daemon:
 
     def _end_diverged(self, finding: Diverged) -> None:
         self.operator.state = f"diverged: {finding.reason}"
-        self._metrics.flush()
+        self.common.metrics.flush()
         if self._config.guard.action == "rollback":
             disk = self.loop.durable.disk_state
-            round_ = disk.go_back(self._cadence.last_common_round(finding.round))
+            round_ = disk.go_back(self.common.cadence.last_common_round(finding.round))
             log.warning(
                 "what this peer had after round %d is set aside in its state folder; before the run goes on, put the"
                 " other peers back to that round too: sotto admin rollback --round %d",
                 round_,
                 round_,
             )
-            self._divergence.finding = replace(finding, reason=f"{finding.reason}; its state is that of round {round_}")
+            self.common.divergence.finding = replace(
+                finding, reason=f"{finding.reason}; its state is that of round {round_}"
+            )
 
     def _open_exporter(self) -> None:
         """Serve metrics, if the configuration says so."""

@@ -76,11 +76,8 @@ class RoundLoop:
     def __post_init__(self) -> None:
         """Take the parts out of `common`."""
         self.participant = self.durable.participant
-        common = self.common
-        self._local, self._runtime, self._neighbors = common.local, common.runtime, common.neighbors
-        self._config, self._roster, self._cadence = self._local.config, self._local.roster, common.cadence
-        self._evaluations, self._watcher, self._limits = common.evaluations, common.watcher, common.limits
-        self._releases = common.releases
+        self._local, self._runtime, self._neighbors = self.common.local, self.common.runtime, self.common.neighbors
+        self._config, self._roster = self._local.config, self._local.roster
         self._said_that_it_slows_down = False
         self._asks_to_leave_at = float("-inf")
         """When it asks next, where a limit of the device wants it to leave."""
@@ -144,7 +141,7 @@ class RoundLoop:
         # Steps in the journal need not be trained again.
         steps = self.participant.local_steps
         is_recorded = isinstance(steps, RecordedSteps) and steps.records_all
-        self._cadence.add_round(record.gossip_s + (0.0 if is_recorded else record.train_s))
+        self.common.cadence.add_round(record.gossip_s + (0.0 if is_recorded else record.train_s))
         if self.audit_log is not None:
             await self._runtime.work(self.audit_log.close_round, record.round, self.participant.algorithm)
         await self.replica_check.after_round(record.round)
@@ -205,7 +202,7 @@ class RoundLoop:
             and options.budget_kbytes_per_s is None
             and self.participant.algorithm.node.compressor.kind == "none"
             and self.participant.layout.size >= _LARGE_MODEL
-            and self._releases.all_speak(FULL_WIDTH)
+            and self.common.releases.all_speak(FULL_WIDTH)
             and all(transport.delivered_bytes_per_s(peer) > _FASTER_THAN_CODER for peer in self._neighbors.receivers)
         )
 
@@ -236,7 +233,7 @@ class RoundLoop:
 
     async def _keep_to_limits(self) -> None:
         """Wait as long as the limits of this device ask for, or announce that it leaves."""
-        limits = self._limits
+        limits = self.common.limits
         if limits is None:
             return
         while not self._runtime.stops:
@@ -286,7 +283,7 @@ class RoundLoop:
         waited_s = self._runtime.now() - self._began_at
         if session.in_round and self._late_round < self.round and waited_s > self._config.rounds.late_after_s:
             self._late_round = self.round
-            self._watcher.late(self.round, [self._roster.name(peer) for peer in session.waiting_for])
+            self.common.watcher.late(self.round, [self._roster.name(peer) for peer in session.waiting_for])
 
     def _give_up_on_the_lost(self) -> None:
         if not self.participant.session.in_round:
@@ -392,7 +389,7 @@ class RoundLoop:
             return False
         if self.equality is not None and self.equality.awaits_the_last_words:
             return False
-        return self._evaluations.finished() >= set(self.members) or self._neighbors.all_have_left
+        return self.common.evaluations.finished() >= set(self.members) or self._neighbors.all_have_left
 
     # -- the state -----------------------------------------------------------------------------------------------------
 

@@ -28,20 +28,17 @@ class OperatorApi:
     def __init__(self, common: CommonParts, loop: RoundLoop | PairLoop, peer_list: PeerList) -> None:
         self.state = "running"
         """This peer's activity, in a word, until it stops; then its outcome."""
-        self._local, self._runtime, self._neighbors = common.local, common.runtime, common.neighbors
-        self._loop, self._saver, self._members = loop, loop.saver, loop.requests
-        self._evaluations, self._divergence, self._metrics = common.evaluations, common.divergence, common.metrics
-        self._admissions, self._releases, self._peer_list = common.admissions, common.releases, peer_list
-        self._limits = common.limits
+        self._common, self._local, self._neighbors = common, common.local, common.neighbors
+        self._loop, self._members, self._peer_list = loop, loop.requests, peer_list
 
     async def control(self, verb: str, arguments: Mapping[str, object], caller: str = "") -> dict[str, object]:
         """Carry out `verb` for a caller of that name, and return the answer."""
         try:
             answer = await self._answer(verb, arguments)
         except SottoError as error:
-            self._admissions.called(verb, caller, arguments, f"refused: {error}")
+            self._common.admissions.called(verb, caller, arguments, f"refused: {error}")
             raise
-        self._admissions.called(verb, caller, arguments, "done")
+        self._common.admissions.called(verb, caller, arguments, "done")
         return answer
 
     async def _answer(self, verb: str, arguments: Mapping[str, object]) -> dict[str, object]:
@@ -52,7 +49,7 @@ class OperatorApi:
             case "stop":
                 return self._stop()
             case "snapshot":
-                await self._saver.take_snapshot()
+                await self._loop.saver.take_snapshot()
                 return {"round": self._loop.round}
             case "reload":
                 return await self._peer_list.reload()
@@ -69,7 +66,7 @@ class OperatorApi:
         """Return round, loss, accuracies, links and traffic."""
         links = self._neighbors.totals()
         sockets = [link.socket_bytes for link in links.values()]
-        own, worst = self._evaluations.own(), self._evaluations.worst()
+        own, worst = self._common.evaluations.own(), self._common.evaluations.worst()
         roster = self._local.roster
         return {
             "name": self._local.name,
@@ -77,15 +74,15 @@ class OperatorApi:
             "run": self._local.config.run.name,
             "version": __version__,
             "releases": self._versions(),
-            "protocol": {"needed": self._releases.needed, "usable": self._releases.usable},
-            "state": "stopping" if self._runtime.stops else self.state,
+            "protocol": {"needed": self._common.releases.needed, "usable": self._common.releases.usable},
+            "state": "stopping" if self._common.runtime.stops else self.state,
             "round": self._loop.round,
             "rounds": self._local.config.run.rounds,
-            "loss": self._metrics.last_loss,
+            "loss": self._common.metrics.last_loss,
             "accuracy": None if own is None else self._accuracy(own),
             "metrics": {} if own is None else dict(own.metrics),
-            "criterion": self._evaluations.told[0].name,
-            "criteria": {each.name: each.better for each in self._evaluations.told},
+            "criterion": self._common.evaluations.told[0].name,
+            "criteria": {each.name: each.better for each in self._common.evaluations.told},
             "worst": None if worst is None else self._claimed(worst),
             "diverged": self._diverged(),
             "privacy": self._privacy(),
@@ -102,11 +99,11 @@ class OperatorApi:
             "peers": self._others(),
             "relayed": {f"{one} > {two}": size for (one, two), size in self._neighbors.transport.relay.carried.items()},
             "certificate": self._certificate(),
-            "admissions": {"count": self._admissions.log.count, "chain": self._admissions.log.chain},
-            "seconds": self._runtime.now(),
+            "admissions": {"count": self._common.admissions.log.count, "chain": self._common.admissions.log.chain},
+            "seconds": self._common.runtime.now(),
             "set_back": None if self._loop.progress is None else self._loop.progress.sentence,
             **self._loop.figures(),
-            **({} if self._limits is None else {"limits": self._limits.figures()}),
+            **({} if self._common.limits is None else {"limits": self._common.limits.figures()}),
         }
 
     def proofs(self, name: object) -> dict[str, object]:
@@ -157,11 +154,11 @@ class OperatorApi:
 
     def _accuracy(self, record: EvaluationRecord) -> float | None:
         """Return the accuracy of an evaluation; None where the task has metrics in its place."""
-        return record.figure(ACCURACY) if ACCURACY in self._evaluations.criteria else None
+        return record.figure(ACCURACY) if ACCURACY in self._common.evaluations.criteria else None
 
     def _claimed(self, record: EvaluationRecord) -> dict[str, object]:
         """Return an evaluation and its teller: null for one measured here, or known before a restart."""
-        name, told_by = self._local.roster.name, self._evaluations.told_by(record)
+        name, told_by = self._local.roster.name, self._common.evaluations.told_by(record)
         teller = None if told_by is None else name(told_by)
         return {
             "peer": name(record.peer),
@@ -175,14 +172,14 @@ class OperatorApi:
         name = self._local.roster.name
         return [
             {"name": name(peer), "round": claim.round, "reason": claim.reason, "told_by": name(claim.told_by)}
-            for peer, claim in self._divergence.claims().items()
+            for peer, claim in self._common.divergence.claims().items()
         ]
 
     def _versions(self) -> dict[str, str | None]:
         """Return the release of each member, as far as it is known."""
         return {
             self._local.roster.name(peer): None if software is None else software.removeprefix("sottovoce ")
-            for peer, software in self._releases.software().items()
+            for peer, software in self._common.releases.software().items()
         }
 
     def _newcomers(self) -> list[dict[str, object]]:
@@ -216,7 +213,7 @@ class OperatorApi:
     def _others(self) -> dict[str, dict[str, object]]:
         """Return the state of every other peer, as far as known: its standing in the run, and whether it is
         finished."""
-        roster, finished = self._local.roster, self._evaluations.finished()
+        roster, finished = self._local.roster, self._common.evaluations.finished()
         others: dict[str, dict[str, object]] = {}
         for peer in roster.others:
             state = self._members.standing(peer)
@@ -228,7 +225,7 @@ class OperatorApi:
         return others
 
     def _stop(self) -> dict[str, object]:
-        self._runtime.request_stop("stopped by the operator")
+        self._common.runtime.request_stop("stopped by the operator")
         answer = {"stopping": True, "round": self._loop.round}
         return {**answer, "newcomers": self._newcomers(), "peers": self._others()}
 
@@ -237,9 +234,9 @@ class OperatorApi:
         if table not in PAGED or not isinstance(after, int):
             raise SottoError(f"metrics takes a table ({', '.join(PAGED)}) and the round after which to begin")
         if table == "links":
-            self._metrics.put_links()
+            self._common.metrics.put_links()
         else:
-            self._metrics.flush()
+            self._common.metrics.flush()
         columns, rows, last = self._local.metrics.page(str(table), after=after)
         return {"columns": columns, "rows": rows, "last": last}
 
