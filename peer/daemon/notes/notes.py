@@ -161,7 +161,7 @@ def encode_evaluation(record: EvaluationRecord) -> bytes:
 def decode_evaluation(note: bytes, rounds: int, metrics: Sequence[str] = ()) -> EvaluationRecord:
     """Read a note of `encode_evaluation`, in a run of so many rounds with a task of these `metrics`. Figures of another
     number of metrics come from another version of the task's code, and are left out."""
-    message = _parse(pb.EvaluationNote, note)
+    message = _parse(pb.EvaluationNote, note, rounds)
     split = _SPLIT_NAMES.get(message.split)
     if split is None:
         raise RemoteProtocolError(f"told of an evaluation on split {message.split:d}, which there is not")
@@ -170,10 +170,9 @@ def decode_evaluation(note: bytes, rounds: int, metrics: Sequence[str] = ()) -> 
         raise RemoteProtocolError(f"told of {len(correct)} right of {len(total)} classes")
     if not all(c <= n <= _MOST_SAMPLES for c, n in zip(correct, total, strict=True)):
         raise RemoteProtocolError("told of an evaluation whose counts are none")
-    _check_round(message.round, rounds)
     figures = message.metrics if len(message.metrics) == len(metrics) else ()
     return EvaluationRecord(
-        peer=_peer(message.peer),
+        peer=message.peer,
         round=message.round,
         split=split,
         correct=correct,
@@ -189,9 +188,8 @@ def encode_divergence(peer: int, round_: int, reason: str) -> bytes:
 
 def decode_divergence(note: bytes, rounds: int) -> tuple[int, int, str]:
     """Return (peer, round, printable reason) of a note of `encode_divergence`, in a run of so many rounds."""
-    message = _parse(pb.DivergenceNote, note)
-    _check_round(message.round, rounds)
-    return _peer(message.peer), message.round, printable(message.reason)
+    message = _parse(pb.DivergenceNote, note, rounds)
+    return message.peer, message.round, printable(message.reason)
 
 
 def decode_release(note: bytes) -> pb.ReleaseNote:
@@ -201,7 +199,6 @@ def decode_release(note: bytes) -> pb.ReleaseNote:
         raise RemoteProtocolError(f"told of version {told.protocol_max} of the protocol at {told.said_ms} ms")
     if len(told.software) > SOFTWARE_CHARACTERS:
         raise RemoteProtocolError(f"told of a release in {len(told.software)} characters")
-    _peer(told.peer)
     told.software = printable(told.software)
     return told
 
@@ -223,7 +220,6 @@ def decode_class_vote(note: bytes, num_classes: int) -> pb.ClassNote:
     total = sum(vote.shares)
     if abs(total - _MILLION) > num_classes or vote.samples > _MOST_SAMPLES:
         raise RemoteProtocolError(f"told shares of classes that add up to {total}, of {vote.samples} samples")
-    _peer(vote.peer)
     return vote
 
 
@@ -237,7 +233,7 @@ def decode_shares(note: bytes) -> tuple[int, bytes]:
     message = _parse(pb.SharesNote, note)
     if len(message.digest) != _SHARES_DIGEST_BYTES:
         raise RemoteProtocolError(f"told a digest of votes of {len(message.digest)} bytes")
-    return _peer(message.peer), message.digest
+    return message.peer, message.digest
 
 
 def decode_share(note: bytes, rounds: int, num_chunks: int, most_weight: float | None) -> pb.ShareNote:
@@ -250,7 +246,6 @@ def decode_share(note: bytes, rounds: int, num_chunks: int, most_weight: float |
     weight = share.weight
     if not (weight == 1.0 if most_weight is None else _LEAST_WEIGHT <= weight <= most_weight):
         raise RemoteProtocolError(f"told of a share that weighs {weight:g}, as no honest one does")
-    _peer(share.peer)
     return share
 
 
@@ -260,7 +255,6 @@ def decode_averaged(note: bytes, rounds: int) -> pb.AverageNote:
     _check_is_last(told.round, rounds)
     if len(told.shares) != _SHARES_DIGEST_BYTES or len(told.file) not in (0, _SHARES_DIGEST_BYTES):
         raise RemoteProtocolError(f"told digests of the average of {len(told.shares)} and {len(told.file)} bytes")
-    _peer(told.peer)
     return told
 
 
@@ -274,7 +268,6 @@ def decode_chunk(frame: bytes) -> pb.ShareChunk:
     chunk = _parse(pb.ShareChunk, frame[len(CHUNK_MAGIC) :])
     if chunk.asks and chunk.data:
         raise RemoteProtocolError(f"asked for a chunk of a share with {len(chunk.data)} bytes of one")
-    _peer(chunk.owner)
     return chunk
 
 
@@ -285,8 +278,7 @@ def encode_digests(round_: int, digests: Sequence[int]) -> bytes:
 
 def decode_digests(note: bytes, rounds: int, num_layers: int) -> tuple[int, tuple[int, ...]]:
     """Return (round, digest of each layer) of a note of `encode_digests`, in a run of so many rounds."""
-    message = _parse(pb.ReplicaNote, note)
-    _check_round(message.round, rounds)
+    message = _parse(pb.ReplicaNote, note, rounds)
     if len(message.digests) != num_layers:
         raise RemoteProtocolError(f"told digests of {len(message.digests)} layers, where there are {num_layers}")
     return message.round, tuple(message.digests)
@@ -316,27 +308,22 @@ def decode_refusal(note: bytes) -> str:
     return printable(_parse(pb.RefusalNote, note).reason)
 
 
-def _parse(kind: type[AnyNote], note: bytes) -> AnyNote:
-    """Return a note without its proof, and without what this version does not know."""
+def _parse(kind: type[AnyNote], note: bytes, rounds: int | None = None) -> AnyNote:
+    """Return a note of a possible peer, without its proof and what this version does not know. `rounds`: rounds of the
+    run, where the note names one of them."""
     try:
         message = kind.FromString(note)
     except DecodeError:
         raise RemoteProtocolError(f"sent {len(note)} bytes that are no {kind.DESCRIPTOR.name}") from None
     message.DiscardUnknownFields()
-    return message
-
-
-def _check_round(round_: int, rounds: int) -> None:
-    if round_ > rounds:
+    peer, round_ = getattr(message, "owner", getattr(message, "peer", 0)), getattr(message, "round", 0)
+    if peer >= _MOST_PEERS:
+        raise RemoteProtocolError(f"told of peer {peer} in a note")
+    if rounds is not None and round_ > rounds:
         raise RemoteProtocolError(f"told of round {round_} in a note, and the run has {rounds}")
+    return message
 
 
 def _check_is_last(round_: int, rounds: int) -> None:
     if round_ != rounds:
         raise RemoteProtocolError(f"told of the average after {round_} rounds, and the run has {rounds}")
-
-
-def _peer(number: int) -> int:
-    if number >= _MOST_PEERS:
-        raise RemoteProtocolError(f"told of peer {number} in a note")
-    return number
