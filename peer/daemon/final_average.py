@@ -471,7 +471,8 @@ class FinalAverage:
     async def _answer(self) -> None:
         """Give neighbours the chunks that they ask for, as far as their links carry them off."""
         for peer, asks in list(self._asks.items()):
-            while asks and self.neighbors.transport.waiting(peer) < _MOST_WAITING:
+            link = self.neighbors.transport.connection(peer)
+            while asks and (link is None or link.waiting < _MOST_WAITING):
                 ask, data = asks[0], b""
                 missing = self._missing.get(ask.owner)
                 if missing is not None and 0 <= ask.index < self._file.num_chunks and ask.index not in missing:

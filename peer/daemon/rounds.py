@@ -203,7 +203,10 @@ class RoundLoop:
             and self.participant.algorithm.node.compressor.kind == "none"
             and self.participant.layout.size >= _LARGE_MODEL
             and self.common.releases.all_speak(FULL_WIDTH)
-            and all(transport.delivered_bytes_per_s(peer) > _FASTER_THAN_CODER for peer in self._neighbors.receivers)
+            and all(
+                link is not None and link.delivered_bytes_per_s > _FASTER_THAN_CODER
+                for link in map(transport.connection, self._neighbors.receivers)
+            )
         )
 
     async def _keep_to_budget(self) -> None:

@@ -27,6 +27,7 @@ from peer.errors import LocalProtocolError, RemoteProtocolError, StateError
 from peer.net import tcp_info
 from peer.net.address import split_address
 from peer.net.admission import Admission
+from peer.net.connection import Connection
 from peer.net.control import ControlService
 from peer.net.counters import LinkCounters
 from peer.net.dialler import Dialler
@@ -259,20 +260,9 @@ class Transport:
         """Return whether there is a link to a neighbour now."""
         return self._links.connection(peer) is not None
 
-    def has_dialled(self, peer: int) -> bool:
-        """Return whether there is a link to a neighbour now that this end opened."""
-        connection = self._links.connection(peer)
-        return connection is not None and connection.dialled
-
-    def protocol(self, peer: int) -> int | None:
-        """Return the version of the protocol that is spoken with a neighbour; None while its link is down."""
-        connection = self._links.connection(peer)
-        return None if connection is None else connection.protocol
-
-    def software(self, peer: int) -> str | None:
-        """Return the release that a neighbour claims to run, as received; None while its link is down."""
-        connection = self._links.connection(peer)
-        return None if connection is None else connection.software
+    def connection(self, peer: int) -> Connection | None:
+        """Return the connection that is in use to a neighbour; None while its link is down."""
+        return self._links.connection(peer)
 
     def end_older(self) -> None:
         """End the links to neighbours that do not speak the version of the protocol that is needed by now."""
@@ -285,11 +275,6 @@ class Transport:
     def counters(self, peer: int) -> LinkCounters:
         """Return the traffic of the link to a neighbour so far."""
         return self._links.counters(peer)
-
-    def delivered_bytes_per_s(self, peer: int) -> int:
-        """Return how fast frames get to a neighbour, as the kernel measures it; 0 where that is not known."""
-        connection = self._links.connection(peer)
-        return 0 if connection is None else connection.delivered_bytes_per_s
 
     def relayed(self, peer: int) -> tuple[int, int] | None:
         """Return the bytes that went to and came from a neighbour through a relay; None where none ever did."""
@@ -306,11 +291,6 @@ class Transport:
         if not frame:
             raise LocalProtocolError("an empty frame cannot be sent")
         self._links.send(peer, seq, frame)
-
-    def waiting(self, peer: int) -> int:
-        """Return how many frames wait to be sent to a neighbour."""
-        connection = self._links.connection(peer)
-        return 0 if connection is None else connection.waiting
 
     def acknowledge(self, peer: int, upto: int) -> None:
         """Tell the neighbour, soon, that its frames up to `upto` are durable here (`receipts` says when)."""

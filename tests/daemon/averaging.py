@@ -64,8 +64,8 @@ class Link:
         assert seq == 0
         self.net.post(self.me, peer, "", frame)
 
-    def waiting(self, peer: int) -> int:
-        return 0
+    def connection(self, peer: int) -> None:
+        """Nothing waits to be sent."""
 
 
 class Net:

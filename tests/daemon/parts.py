@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import cast
 
 from peer.daemon.neighbors import Neighbors
@@ -37,11 +38,10 @@ class FakeTransport:
             self.notes.append((peer, topic, data))
         return peer in self.up
 
-    def protocol(self, peer: int) -> int | None:
-        return self.protocols.get(peer, OLDEST) if peer in self.up else None
-
-    def software(self, peer: int) -> str | None:
-        return f"sottovoce 0.{self.protocols.get(peer, OLDEST) - 2}.0" if peer in self.up else None
+    def connection(self, peer: int) -> SimpleNamespace | None:
+        protocol = self.protocols.get(peer, OLDEST)
+        link = SimpleNamespace(protocol=protocol, software=f"sottovoce 0.{protocol - 2}.0")
+        return link if peer in self.up else None
 
     def counters(self, peer: int) -> LinkCounters:
         return LinkCounters(frame_bytes_sent=100 * peer)

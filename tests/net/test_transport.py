@@ -519,7 +519,7 @@ def test_a_neighbour_that_does_not_speak_what_is_needed_by_now_is_refused() -> N
             dialler = build(1, ben, [dialled(0, listener.port)], listen=None)
             async with running(dialler):
                 await until(lambda: dialler.is_up(0) and listener.is_up(1))
-                assert listener.protocol(1) == PROTOCOL_MAX
+                assert listener.connection(1).protocol == PROTOCOL_MAX
                 listener.end_older()
                 assert listener.is_up(1)
                 needed[0] = PROTOCOL_MAX + 1

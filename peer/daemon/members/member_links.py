@@ -102,8 +102,8 @@ class MemberLinks:
 
     def link_up(self, peer: int) -> None:
         """Take note of a link to a peer, before that peer's word about the frames of this one counts."""
-        members = self._membership.members
-        if members is None or not self._neighbors.transport.has_dialled(peer) or peer in self._wanted(members):
+        members, link = self._membership.members, self._neighbors.transport.connection(peer)
+        if members is None or link is None or not link.dialled or peer in self._wanted(members):
             self._for_backlog.discard(peer)
         else:
             self._for_backlog.add(peer)

@@ -82,7 +82,7 @@ class Releases:
 
     def is_older(self, peer: int, protocol: int) -> bool:
         """Whether a peer is known not to speak a version of the protocol."""
-        is_known = self._neighbors.transport.protocol(peer) is not None or self._is_fresh(peer)
+        is_known = self._neighbors.is_up(peer) or self._is_fresh(peer)
         return is_known and self._protocol(peer) < protocol
 
     @property
@@ -105,9 +105,8 @@ class Releases:
 
     def linked(self, peer: int) -> list[bytes]:
         """Take note of a neighbour that is connected; return the notes that it should hear."""
-        protocol, software = self._neighbors.transport.protocol(peer), self._neighbors.transport.software(peer)
-        if protocol is not None and software is not None:
-            self._known[peer] = _Known(protocol, printable(software), self._now())
+        if (link := self._neighbors.transport.connection(peer)) is not None:
+            self._known[peer] = _Known(link.protocol, printable(link.software), self._now())
             self._once_usable = max(self._once_usable, self.usable)
         if self.needed == NEWEST:
             return []  # They are of no use any more.
@@ -148,9 +147,8 @@ class Releases:
     # -- what is known -------------------------------------------------------------------------------------------------
 
     def _protocol(self, peer: int) -> int:
-        linked = self._neighbors.transport.protocol(peer)
-        if linked is not None:
-            return linked
+        if (link := self._neighbors.transport.connection(peer)) is not None:
+            return link.protocol
         return self._known[peer].protocol if self._is_fresh(peer) else OLDEST
 
     def _is_fresh(self, peer: int) -> bool:
@@ -158,7 +156,6 @@ class Releases:
         return known is not None and self._now() <= known.at + _COUNTS_FOR_S
 
     def _software_of(self, peer: int) -> str | None:
-        linked, known = self._neighbors.transport.software(peer), self._known.get(peer)
-        if linked is not None:
-            return printable(linked)
-        return None if known is None else known.software
+        if (link := self._neighbors.transport.connection(peer)) is not None:
+            return printable(link.software)
+        return self._known[peer].software if peer in self._known else None
