@@ -25,7 +25,6 @@ from peer.node.durable_pair import DurablePair
 from peer.node.progress import (
     ADMISSION,
     PROGRESS,
-    Admission,
     KnownProgress,
     Progress,
     check_admission,
@@ -225,6 +224,6 @@ class SignedProgress:
         if 2 * len(answers) < can_be_asked:
             return f"most members have to answer first, and {len(answers)} of {can_be_asked} do"
         assert self._lost is not None
-        admission = Admission(peer=self._local.number, state=self._start, signed=self._lost)
-        self._admission = self._statements.sign(ADMISSION, encode_admission(admission))
+        admission = encode_admission(self._local.number, state=self._start, signed=self._lost)
+        self._admission = self._statements.sign(ADMISSION, admission)
         return "it has signed that, and takes part again as a newcomer once the others have declared it lost"

@@ -40,17 +40,6 @@ class Progress:
     """Rounds, or steps, completed that would survive a power cut."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Admission:
-    """One peer's admission that it has lost progress that it signed."""
-
-    peer: int
-    state: Progress
-    """Progress of its state."""
-    signed: Progress
-    """Progress that it signed before."""
-
-
 def encode_progress(peer: int, progress: Progress) -> bytes:
     """Return the statement of progress for a peer to sign. `peer`: its number, which tells its incarnation."""
     return _progress(progress, peer=peer).SerializeToString(deterministic=True)
@@ -63,25 +52,19 @@ def decode_progress(said: bytes) -> tuple[int, Progress]:
     return message.peer, _read(message, said)
 
 
-def encode_admission(admission: Admission) -> bytes:
-    """Return the admission for a peer that was set back to sign."""
-    message = pb.Admission(peer=admission.peer, state=_progress(admission.state), signed=_progress(admission.signed))
+def encode_admission(peer: int, *, state: Progress, signed: Progress) -> bytes:
+    """Return the admission, for a peer that was set back to sign, that its `state` is older than what it `signed`."""
+    message = pb.Admission(peer=peer, state=_progress(state), signed=_progress(signed))
     return message.SerializeToString(deterministic=True)
-
-
-def decode_admission(said: bytes) -> Admission:
-    """Return a decoded admission, whose signature is yet to be checked. Raises SecurityError for other bytes."""
-    message = opened(pb.Admission, said, "an admission")
-    state, signed = _read(message.state, said), _read(message.signed, said)
-    if not state < signed:
-        raise SecurityError("an admission admits nothing")
-    return Admission(peer=message.peer, state=state, signed=signed)
 
 
 def check_admission(statements: Statements, subject: int, said: bytes) -> None:
     """Raise SecurityError unless peer `subject` has signed that it was set back: this alone proves that it is lost,
     whatever others say of it."""
-    if decode_admission(said).peer != subject:
+    message = opened(pb.Admission, said, "an admission")
+    if not _read(message.state, said) < _read(message.signed, said):
+        raise SecurityError("an admission admits nothing")
+    if message.peer != subject:
         raise SecurityError("the admission is that of another peer")
     if not statements.check(ADMISSION, subject, said):
         raise SecurityError("the admission is signed by nobody")

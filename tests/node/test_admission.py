@@ -8,13 +8,13 @@ import pytest
 from peer.errors import ConfigError
 from peer.gossip.membership import ChangeKind
 from peer.node.membership_planning import plan_change
-from peer.node.progress import ADMISSION, Admission, Progress, encode_admission
+from peer.node.progress import ADMISSION, Progress, encode_admission
 from tests.node.changing_members import Cluster
 
 
 def admitted_by(cluster: Cluster, peer: int, signer: int | None = None) -> bytes:
-    admission = Admission(peer=peer, state=Progress(round=2), signed=Progress(round=9))
-    return cluster.statements(peer if signer is None else signer).sign(ADMISSION, encode_admission(admission))
+    admission = encode_admission(peer, state=Progress(round=2), signed=Progress(round=9))
+    return cluster.statements(peer if signer is None else signer).sign(ADMISSION, admission)
 
 
 @pytest.mark.parametrize("by_majority", [False, True])

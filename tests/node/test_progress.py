@@ -10,7 +10,6 @@ from peer.node import membership_codec
 from peer.node.progress import (
     ADMISSION,
     PROGRESS,
-    Admission,
     KnownProgress,
     Progress,
     check_admission,
@@ -36,7 +35,7 @@ def known(cluster: Cluster, peer: int, start: Progress | None = None) -> KnownPr
 
 
 def admission(statements: Statements, peer: int, state: int = 3, signed: int = 9, *, topic: str = ADMISSION) -> bytes:
-    said = encode_admission(Admission(peer=peer, state=at(state), signed=at(signed)))
+    said = encode_admission(peer, state=at(state), signed=at(signed))
     return statements.sign(topic, said)
 
 

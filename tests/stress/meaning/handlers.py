@@ -46,7 +46,7 @@ from peer.net.security.credentials import Credentials, load_credentials
 from peer.net.security.proofs import check_proof
 from peer.net.security.revocation_list import RevocationList
 from peer.node import membership_codec
-from peer.node.progress import Admission, Progress, encode_admission, encode_progress
+from peer.node.progress import Progress, encode_admission, encode_progress
 from peer.node.statements import sealed
 from peer.ops.cluster_files import Host, write_cluster
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
@@ -186,8 +186,8 @@ class _Peer:
         hello.certificate, hello.proof = forged.certificate(), bytes(70)
         proof = Proof(counter=1, certificate=hello.certificate, signature=bytes(70))
         hello.progress = hello.shown = sealed(encode_progress(1, Progress(round=3)), proof)
-        admission = Admission(peer=1, state=Progress(), signed=Progress(round=3))
-        hello.admission = sealed(encode_admission(admission), proof)
+        admission = encode_admission(1, state=Progress(), signed=Progress(round=3))
+        hello.admission = sealed(admission, proof)
         return hello
 
     @cached_property
