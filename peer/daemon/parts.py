@@ -42,7 +42,7 @@ class CommonParts:
         """`wall_clock` returns the seconds since 1970. Raises ConfigError and StateError."""
         self.local, self.watcher = local, watcher
         self.runtime = runtime = Runtime()
-        self.neighbors = neighbors = Neighbors(Traffic(local.number, local.others, local.metrics.links()))
+        self.neighbors = neighbors = Neighbors(Traffic(local.number, local.metrics.links()))
         config, setup, name = local.config, local.setup, local.roster.name
 
         def evaluated(record: EvaluationRecord) -> None:

@@ -8,6 +8,7 @@ the totals.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -31,28 +32,23 @@ class _Handed:
 class Traffic:
     """The traffic of all links of one peer."""
 
-    def __init__(self, me: int, neighbors: Iterable[int], before: Iterable[LinkRecord] = ()) -> None:
+    def __init__(self, me: int, before: Iterable[LinkRecord] = ()) -> None:
         """`before`: the totals that earlier processes of the same run left."""
         self._me = me
-        self._before: dict[int, LinkRecord] = {}
-        self._round: dict[int, _Handed] = {}
-        self._all: dict[int, _Handed] = {}
+        self._before = {record.neighbor: record for record in before}
+        self._round: defaultdict[int, _Handed] = defaultdict(_Handed)
+        self._all: defaultdict[int, _Handed] = defaultdict(_Handed)
         self._last: dict[int, tuple[int, int]] = {}
         """Neighbour → protobuf and socket bytes at the end of the last round."""
-        for peer in neighbors:
-            self._meet(peer)
-        for record in before:
-            self._meet(record.neighbor)
-            self._before[record.neighbor] = record
 
     @property
     def payload_bytes(self) -> int:
         """Payload handed to all links since the run began."""
-        return sum(self._before[peer].payload_bytes + own.payload_bytes for peer, own in self._all.items())
+        now = sum(own.payload_bytes for own in self._all.values())
+        return now + sum(earlier.payload_bytes for earlier in self._before.values())
 
     def described(self, peer: int) -> dict[str, float | None]:
         """Return how many parameters this process sent over a link, their payload bits each, and the entropy bound."""
-        self._meet(peer)
         total = self._all[peer]
         return {
             "values": total.values,
@@ -62,9 +58,7 @@ class Traffic:
 
     def handed_over(self, outgoing: OutgoingFrame) -> None:
         """Take note of a frame for a neighbour."""
-        peer = outgoing.receiver
-        self._meet(peer)
-        for account in (self._round[peer], self._all[peer]):
+        for account in (self._round[outgoing.receiver], self._all[outgoing.receiver]):
             account.values += outgoing.values
             account.payload_bytes += outgoing.payload_bytes
             account.entropy_bits += outgoing.entropy_bits
@@ -76,10 +70,9 @@ class Traffic:
         """Return the rows of all links for a round that ends now."""
         rows = []
         for peer, counted in counters.items():
-            self._meet(peer)
-            account, self._round[peer] = self._round[peer], _Handed()
+            account = self._round.pop(peer, _Handed())
             protobuf, socket = counted.protobuf_bytes_sent, counted.socket_bytes_sent if counted.connections else 0
-            protobuf_before, socket_before = self._last[peer]
+            protobuf_before, socket_before = self._last.get(peer, (0, 0))
             self._last[peer] = (protobuf, socket_before if socket is None else socket)
             rows.append(
                 LinkRoundRecord(
@@ -101,8 +94,9 @@ class Traffic:
     ) -> LinkRecord:
         """Return the traffic of a link since the run began. `offences` and the last of them are those of the neighbour
         since this process began."""
-        self._meet(peer)
-        before = self._before[peer]
+        # Nothing went over a link of which there is no record, and that is known.
+        nothing = LinkRecord(peer=self._me, neighbor=peer, socket_bytes=0, packet_bytes=0)
+        before = self._before.get(peer, nothing)
         return LinkRecord(
             peer=self._me,
             neighbor=peer,
@@ -118,12 +112,6 @@ class Traffic:
             last_offence=last_offence or before.last_offence,
             up=up,
         )
-
-    def _meet(self, peer: int) -> None:
-        """Begin to count for a link. It may be to a peer that joined after this one was started."""
-        if peer not in self._before:
-            self._before[peer] = LinkRecord(peer=self._me, neighbor=peer, socket_bytes=0, packet_bytes=0)
-            self._round[peer], self._all[peer], self._last[peer] = _Handed(), _Handed(), (0, 0)
 
 
 def _sum(before: int | None, now: int | None) -> int | None:

@@ -126,7 +126,7 @@ class Net:
                 for name, part, shape in zip(LAYOUT.names, parts, LAYOUT.shapes, strict=True)
             }
             save_file(tensors | {"norm.running_mean": torch.full((3,), float(peer))}, state / MODEL_NAME)
-        neighbors = Neighbors(Traffic(peer, [each for each in self.graph if each != peer]))
+        neighbors = Neighbors(Traffic(peer))
         neighbors.set_partners(self.graph[peer], self.graph[peer])
         neighbors.connect(cast(Transport, Link(self, peer)))
         formed = formed or FinalAverage(

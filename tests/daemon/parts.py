@@ -52,7 +52,7 @@ class FakeTransport:
 
 def neighbors_over(transport: FakeTransport, peers: tuple[int, ...]) -> Neighbors:
     """Return the neighbours of peer 0, which are these peers."""
-    neighbors = Neighbors(Traffic(0, peers))
+    neighbors = Neighbors(Traffic(0))
     neighbors.set_partners(peers, peers)
     neighbors.connect(cast(Transport, transport))
     return neighbors

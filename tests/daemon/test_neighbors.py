@@ -94,4 +94,4 @@ def test_one_that_may_still_be_let_in_waits(why: str) -> None:
 
 def test_before_there_is_a_transport_nothing_can_be_sent() -> None:
     with pytest.raises(LocalProtocolError, match="no transport yet"):
-        Neighbors(Traffic(0, (1,))).is_up(1)
+        Neighbors(Traffic(0)).is_up(1)

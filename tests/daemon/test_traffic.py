@@ -31,7 +31,7 @@ def hand_over(traffic: Traffic, peer: int, num_bytes: int, *, entropy_bits: floa
 
 
 def test_a_round_holds_what_was_handed_over_and_what_left_since_the_last_one() -> None:
-    traffic = Traffic(0, [1, 2])
+    traffic = Traffic(0)
     hand_over(traffic, 1, 300, entropy_bits=2000.0)
     first = traffic.close_round(0, {1: counted(300), 2: LinkCounters()})
     hand_over(traffic, 1, 200)
@@ -46,7 +46,7 @@ def test_a_round_holds_what_was_handed_over_and_what_left_since_the_last_one() -
 
 
 def test_the_entropy_bound_is_that_of_the_messages_of_which_it_was_taken() -> None:
-    traffic = Traffic(0, [1])
+    traffic = Traffic(0)
     assert traffic.described(1) == {"values": 0, "bits_per_value": None, "entropy_bits_per_value": None}
     hand_over(traffic, 1, 320, entropy_bits=2000.0)
     hand_over(traffic, 1, 420)
@@ -54,7 +54,7 @@ def test_the_entropy_bound_is_that_of_the_messages_of_which_it_was_taken() -> No
 
 
 def test_totals_go_on_where_the_last_process_ended() -> None:
-    first = Traffic(0, [1])
+    first = Traffic(0)
     hand_over(first, 1, 300)
     before = first.total(1, counted(300), up=True)
     assert before == LinkRecord(
@@ -68,7 +68,7 @@ def test_totals_go_on_where_the_last_process_ended() -> None:
         packet_bytes=390,
         up=True,
     )
-    again = Traffic(0, [1], [before, LinkRecord(peer=0, neighbor=7, frames=99)])
+    again = Traffic(0, [before, LinkRecord(peer=0, neighbor=7, frames=99)])
     # Not connected yet: nothing went over the link since, which is known.
     assert again.total(1, LinkCounters(), up=False).socket_bytes == 350
     hand_over(again, 1, 200)
@@ -79,8 +79,8 @@ def test_totals_go_on_where_the_last_process_ended() -> None:
 
 
 def test_offences_of_earlier_processes_count() -> None:
-    before = Traffic(0, [1]).total(1, LinkCounters(), up=True, offences=2, last_offence="its checksum is wrong")
-    again = Traffic(0, [1], [before])
+    before = Traffic(0).total(1, LinkCounters(), up=True, offences=2, last_offence="its checksum is wrong")
+    again = Traffic(0, [before])
     total = again.total(1, LinkCounters(), up=True)
     assert (total.offences, total.last_offence) == (2, "its checksum is wrong")
     total = again.total(1, LinkCounters(), up=True, offences=1, last_offence="it floods this peer")
@@ -88,9 +88,9 @@ def test_offences_of_earlier_processes_count() -> None:
 
 
 def test_half_of_a_total_is_no_total() -> None:
-    traffic = Traffic(0, [1])
+    traffic = Traffic(0)
     record = traffic.total(1, counted(300, kernel=False), up=True)
     assert (record.frame_bytes, record.socket_bytes, record.packet_bytes) == (300, None, None)
-    again = Traffic(0, [1], [record])
+    again = Traffic(0, [record])
     assert again.total(1, counted(300), up=True).socket_bytes is None
     assert traffic.close_round(0, {1: counted(300, kernel=False)})[0].socket_bytes is None
