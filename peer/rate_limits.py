@@ -6,7 +6,9 @@ number of rounds that it can be ahead (`peer.net.chunks`, `peer.gossip.session`)
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import contextlib
+from collections import Counter
+from collections.abc import Hashable, Iterator
 
 
 class Allowance:
@@ -51,14 +53,23 @@ class Allowances:
 
     def spend(self, key: Hashable, now: float, units: float = 1) -> bool:
         """Return whether so many units are allowed to one of them now; then they are used up."""
-        allowance = self._allowances.get(key)
-        if allowance is None:
-            allowance = self._allowances[key] = Allowance(rate=self._rate, burst=self._burst, now=now)
-        return allowance.spend(units, now)
+        unused = Allowance(rate=self._rate, burst=self._burst, now=now)
+        return self._allowances.setdefault(key, unused).spend(units, now)
 
     def give_back(self, key: Hashable) -> None:
         """Return the unit that was spent last on one of them, and on nothing."""
         self._allowances[key].give_back(1)
+
+
+@contextlib.contextmanager
+def counted(held: Counter[str], key: str) -> Iterator[None]:
+    """Count one more for a key meanwhile. Keys that are at 0 are not kept."""
+    held[key] += 1
+    try:
+        yield
+    finally:
+        held[key] -= 1
+        held += Counter()
 
 
 class Complaints:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from peer.errors import (
@@ -36,7 +36,7 @@ from peer.net.security.certificates import Identity
 from peer.net.security.credentials import Access
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
-from peer.rate_limits import Allowance, Complaints
+from peer.rate_limits import Allowances, Complaints, counted
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Listener:
     """Once this is so, everybody is sent away."""
     _greetings: Counter[str] = field(default_factory=Counter, init=False)
     """Streams that wait for a hello, by who opened them."""
-    _hellos: dict[int, Allowance] = field(default_factory=dict, init=False)
+    _hellos: Allowances = field(default_factory=lambda: Allowances(**_HELLOS), init=False)
     _offences_paid: dict[int, int] = field(default_factory=dict, init=False)
     _complaints: Complaints = field(
         default_factory=lambda: Complaints(per_minute=_COMPLAINTS_PER_MINUTE, now=0.0), init=False
@@ -97,7 +97,7 @@ class Listener:
                 await _part(stream, pb.Close.REFUSED, refusal)
                 await _heed(stream)
             else:
-                with self._greeting(caller):
+                with counted(self._greetings, self.admission.account(caller)):
                     return await self._greet(stream)
         except StreamLost as error:
             self._complain("a caller at %s went away: %s", caller.address, error)
@@ -118,17 +118,6 @@ class Listener:
         if self._greetings[self.admission.account(caller)] >= most_each or self._greetings.total() >= _MAX_GREETINGS:
             return "too many connections wait for their hello"
         return None
-
-    @contextlib.contextmanager
-    def _greeting(self, caller: Caller) -> Iterator[None]:
-        """Count a stream among those that wait for a hello."""
-        account = self.admission.account(caller)
-        self._greetings[account] += 1
-        try:
-            yield
-        finally:
-            self._greetings[account] -= 1
-            self._greetings += Counter()  # Without those that are at 0.
 
     async def _greet(self, stream: ServedStream) -> Connection | None:
         """Exchange hellos; return the connection, unless the caller was turned away."""
@@ -181,7 +170,7 @@ class Listener:
         now, offences = asyncio.get_running_loop().time(), self.links.offences.count(peer)
         unpaid = offences - self._offences_paid.get(peer, 0)
         cost = 1 + min(_HELLOS_PER_OFFENCE * unpaid, _HELLOS["burst"] / 2)
-        if not self._hellos.setdefault(peer, Allowance(**_HELLOS, now=now)).spend(cost, now):
+        if not self._hellos.spend(peer, now, cost):
             return False
         self._offences_paid[peer] = offences
         return True

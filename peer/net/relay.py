@@ -22,7 +22,7 @@ from peer.errors import PeerUnreachable, RemoteProtocolError, SottoError
 from peer.net.rpc import Caller, ServedStream, Server, Stream, StreamLost
 from peer.net.services import RELAY_SERVICE
 from peer.proto.sottovoce.v1.relay_pb2 import Piece
-from peer.rate_limits import Allowance, Allowances
+from peer.rate_limits import Allowance, Allowances, counted
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +237,10 @@ class RelayService:
     async def _first(self, stream: PieceStream, caller: Caller) -> Piece | None:
         """Return the first piece of a member's stream; None if it was sent away."""
         try:
-            with self._waiting_for_a_name(self.account(caller)):
+            account = self.account(caller)
+            if self._unnamed[account] >= _MAX_UNNAMED_EACH:
+                raise PeerUnreachable("too many streams wait for their first piece")
+            with counted(self._unnamed, account):
                 async with asyncio.timeout(_FIRST_PIECE_S):
                     first = await stream.read()
             if first is None:
@@ -251,18 +254,6 @@ class RelayService:
             await _refuse(stream, str(error))
             return None
         return first
-
-    @contextlib.contextmanager
-    def _waiting_for_a_name(self, account: str) -> Iterator[None]:
-        """Count a stream among those whose first piece has not come. Raises PeerUnreachable for too many of one."""
-        if self._unnamed[account] >= _MAX_UNNAMED_EACH:
-            raise PeerUnreachable("too many streams wait for their first piece")
-        self._unnamed[account] += 1
-        try:
-            yield
-        finally:
-            self._unnamed[account] -= 1
-            self._unnamed += Counter()  # Without those that are at 0.
 
     @contextlib.contextmanager
     def _counted(self, caller: Caller, name: str) -> Iterator[asyncio.Task[None]]:

@@ -279,7 +279,7 @@ class Transport:
     def relayed(self, peer: int) -> tuple[int, int] | None:
         """Return the bytes that went to and came from a neighbour through a relay; None where none ever did."""
         neighbor = self._links.neighbors.get(peer)
-        return None if neighbor is None else self._tunnels.carried(neighbor.name)
+        return None if neighbor is None else self._tunnels.carried.get(neighbor.name)
 
     # -- messages --
 

@@ -69,17 +69,11 @@ class Tunnels:
     """`Links.blame_caller`."""
     trouble: dict[str, str] = field(default_factory=dict, init=False)
     """Peer, or relay → why the last attempt to reach it failed."""
-    _sent: dict[str, int] = field(default_factory=dict, init=False)
-    _received: dict[str, int] = field(default_factory=dict, init=False)
+    carried: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
+    """Peer → bytes that went to and came from it through a relay; without those of which none ever did."""
     _folder: Path | None = field(default=None, init=False)
     _numbers: itertools.count[int] = field(default_factory=itertools.count, init=False)
     _servers: dict[tuple[str, RelayAddress], asyncio.Server] = field(default_factory=dict, init=False)
-
-    def carried(self, peer: str) -> tuple[int, int] | None:
-        """Return the bytes that went to and came from a peer through a relay; None where none ever did."""
-        if peer not in self._sent and peer not in self._received:
-            return None
-        return self._sent.get(peer, 0), self._received.get(peer, 0)
 
     @property
     def listening_socket(self) -> Path:
@@ -199,6 +193,12 @@ class Tunnels:
             writer.transport.abort()
             await stream.abandon()
 
+    def _count(self, peer: str, sent: int, received: int) -> None:
+        # The names of callers are the relay's word: it may fill neither the memory nor the status with them.
+        if peer in self.carried or len(self.carried) < _MAX_NAMES:
+            before = self.carried.get(peer, (0, 0))
+            self.carried[peer] = before[0] + sent, before[1] + received
+
     async def _pump(
         self, stream: PieceStream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str
     ) -> None:
@@ -207,11 +207,11 @@ class Tunnels:
         async def outward() -> None:
             while data := await reader.read(PIECE_BYTES):
                 await stream.write(Piece(data=data))
-                _count(self._sent, peer, len(data))
+                self._count(peer, len(data), 0)
 
         async def inward() -> None:
             while (piece := await stream.read()) is not None:
-                _count(self._received, peer, len(piece.data))
+                self._count(peer, 0, len(piece.data))
                 writer.write(piece.data)
                 await writer.drain()
 
@@ -226,12 +226,6 @@ class Tunnels:
             for task in tasks:
                 task.cancel()
             writer.transport.abort()
-
-
-def _count(table: dict[str, int], peer: str, size: int) -> None:
-    # The names of callers are the relay's word: it may fill neither the memory nor the status with them.
-    if peer in table or len(table) < _MAX_NAMES:
-        table[peer] = table.get(peer, 0) + size
 
 
 def _words(error: BaseException) -> str:
