@@ -155,7 +155,7 @@ class SignedProgress:
 
     @property
     def _done(self) -> Progress:
-        return Progress(era=self._era, round=self._durable.durable_round)
+        return Progress(era=self._era, round=self._durable.disk_state.durable_round)
 
     # -- set back ------------------------------------------------------------------------------------------------------
 

@@ -67,6 +67,10 @@ class DiskState:
         """The round of the checkpoint that the journal follows."""
         self.checkpoint_bytes = 0
         """Size of that checkpoint; 0 if there is none yet."""
+        self.journaled_round = 0
+        """Rounds, or steps, completed that are wholly in the journal."""
+        self.durable_round = 0
+        """Those that would survive a power cut."""
         self._journal: Journal
 
     @property
@@ -124,7 +128,9 @@ class DiskState:
 
     def sync(self) -> None:
         """Make everything journaled so far survive a power cut. May be called from any thread."""
+        round_ = self.journaled_round
         self._journal.sync()
+        self.durable_round = max(self.durable_round, round_)
 
     def save(
         self,
@@ -147,6 +153,7 @@ class DiskState:
             self._journal.close()
             self._journal = self.files.new_journal(round_, facts)
             self.base_round = round_
+        self.durable_round = round_
         self.files.prune()
 
     def close(self) -> None:

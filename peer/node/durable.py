@@ -87,10 +87,6 @@ class DurablePeer:
         """Neighbour → its newest request to repair a round that a power cut has undone here, until it begins again."""
         self._told: set[tuple[int, Change]] = set()
         """(neighbour, change of members that it announced or passed on), since this process began."""
-        self.durable_round = 0
-        """Rounds completed that would survive a power cut."""
-        self._journaled_round = 0
-        """Rounds completed that are wholly in the journal."""
         self._furthest_round = 0
         """No honest neighbour was ahead of this round before this process began, nor needs to be held back after it."""
 
@@ -130,7 +126,7 @@ class DurablePeer:
             on_round(recovery.effects)
             recovery.effects = self.participant.unchanged()
         # Frames confirmed before the crash are confirmed again, from disk.
-        self._journaled_round = self.participant.round
+        self.disk_state.journaled_round = self.participant.round
         self.sync()
         self.disk_state.files.prune()
         self._furthest_round = self.participant.round + self.participant.session.max_lead + _SET_BACK_ROUNDS_MAX
@@ -319,7 +315,7 @@ class DurablePeer:
         if records:
             self._append(*records)
         # The records on which the call depended are in the journal by now, whoever wrote them.
-        self._journaled_round = self.participant.round
+        self.disk_state.journaled_round = self.participant.round
         if said:
             # Nobody is to hear two versions of it.
             self.disk_state.sync()
@@ -412,9 +408,8 @@ class DurablePeer:
         """Make everything journaled so far survive a power cut; return the new receipts (neighbour → number). Raises
         StateError."""
         # Read before the sync: it does not cover frames taken meanwhile.
-        received, round_ = self.links.received(), self._journaled_round
+        received = self.links.received()
         self.disk_state.sync()
-        self.durable_round = round_
         return self.links.mark_durable(received)
 
     def save(self, description: Mapping[str, Any], *, anew: bool = False) -> dict[int, int]:
@@ -440,5 +435,5 @@ class DurablePeer:
             {**values, **description, **link_values, **inbox_values},
             {**arrays, **link_arrays, **inbox_arrays},
         )
-        self.durable_round, self._has_script_steps = round_, False
+        self._has_script_steps = False
         return self.links.mark_durable(received)

@@ -50,10 +50,6 @@ class DurablePair:
         self._repeatable = repeatable
         self._calls = 0
         """Calls so far, over the whole run."""
-        self.durable_round = 0
-        """Steps taken that would survive a power cut."""
-        self._journaled_round = 0
-        """Steps taken that are wholly in the journal."""
         self._refused_frames = (-1, 0)
         """(own exchange, frames of its partner that were refused while it was open)."""
 
@@ -97,7 +93,7 @@ class DurablePair:
         if not is_new:
             self._called(Call.SKIP)
         # Neighbours are told of it, so it must not be forgotten: a crash may have left it to the kernel.
-        self._journaled_round = self.round
+        self.disk_state.journaled_round = self.round
         self.sync()
         recovery.effects = self.participant.unchanged()
         return recovery
@@ -209,7 +205,7 @@ class DurablePair:
         reachable = tuple(sorted(self.participant.reachable))
         # In one write: a local step without its call would be done twice.
         self.disk_state.append(*stepped, Called(call, now, peer, self._digest_after(call), reachable, frame))
-        self._journaled_round = self.round
+        self.disk_state.journaled_round = self.round
         if effects.frames and self.disk_state.syncs_before_sending:
             self.sync()
         return effects
@@ -222,9 +218,7 @@ class DurablePair:
 
     def sync(self) -> None:
         """Make everything journaled so far survive a power cut. Raises StateError."""
-        round_ = self._journaled_round
         self.disk_state.sync()
-        self.durable_round = round_
 
     def save(self, description: Mapping[str, Any]) -> None:
         """Take a checkpoint, between iterations, and begin a new journal. Raises StateError.
@@ -240,7 +234,6 @@ class DurablePair:
             journal_goes_on=self.round == self.disk_state.base_round,
             facts=calls,
         )
-        self.durable_round = self.round
 
 
 def _calls_of(name: str, records: Sequence[Record]) -> Iterator[tuple[Stepped | None, Called]]:
