@@ -22,7 +22,6 @@ OWN = {
     "ops/peer_processes.py": 1,
     "ops/profile.py": 2,
     "ops/tune.py": 1,
-    "simulate/workers.py": 1,
     "lab/sweep/folder.py": 2,
     "links/measure.py": 2,
     "links/profiles.py": 1,

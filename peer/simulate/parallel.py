@@ -2,42 +2,40 @@
 
 The agenda is worked off in stretches of virtual time in which no event can cause another one, so that all calls of a
 stretch can be made at once. Their outcomes are performed in the order of the events: figures, times and bits are those
-of a run in one process, whatever the number of workers. Calls on peers go to the workers as messages, and outcomes come
-back.
+of a run in one process, whatever the number of workers.
+
+The simulation is built once and then forked, so that every worker has the peers, the data and the graph without a copy
+being sent. The agenda, the links and the figures of the run stay in the first process, which tells the workers the
+events of their peers and their times. Calls in the same stretch of virtual time concern different peers, or come in
+order to the same one, so their outcomes do not depend on the number of workers.
 """
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Unpack
-
-import numpy as np
+from typing import Any, TypeAlias, Unpack
 
 from peer import errors
 from peer.config.options import Config
-from peer.errors import ConfigError, DivergenceError, SottoError
-from peer.gossip.effects import Effects, OutgoingFrame
-from peer.records import Progress, RoundRecord
+from peer.errors import ConfigError, DivergenceError, LocalProtocolError, SottoError
+from peer.gossip.effects import Effects
+from peer.records import Progress
 from peer.simulate.rounds import Simulator
-from peer.simulate.virtual_run import (
-    Arrival,
-    Event,
-    Finished,
-    RunOptions,
-    State,
-    StepDone,
-    Timer,
-    model_of,
-    of_peer,
-    subject,
-)
-from peer.simulate.workers import Packed, Workers
+from peer.simulate.virtual_run import Event, Finished, RunOptions, State, model_of, of_peer, subject
 from peer.train.evaluation import Evaluation
 from peer.train.local_step import Split
+
+Outcome: TypeAlias = tuple[Effects, Finished | None] | SottoError
+"""What a call on a peer asks for, with the round that it finished; or the error that it raised."""
 
 
 class ParallelSimulator(Simulator):
@@ -81,54 +79,44 @@ class ParallelSimulator(Simulator):
         calls: list[list[tuple[float, Event]]] = [[] for _ in self._parts]
         for owner, timed in zip(owners, stretch, strict=True):
             calls[owner].append(timed)
-        answers = self._workers.ask([pack_calls(own) if own else None for own in calls])
-        outcomes = [unpack_outcomes(values or (), blobs) for values, blobs in answers]
+        outcomes = [iter(own) for own in self._workers.ask("calls", calls)]
         for owner, (now, event) in zip(owners, stretch, strict=True):
             self.now = now
             try:
-                self._perform(event, *next(outcomes[owner]))
+                outcome = next(outcomes[owner])
+                if isinstance(outcome, SottoError):
+                    raise outcome
+                self._perform(event, *outcome)
             except DivergenceError as error:
                 raise of_peer(error, event) from None
 
     def _evaluate_peers(self, wanted: Sequence[tuple[int, Split]], states: Sequence[State]) -> list[Evaluation]:
         assert self._workers is not None
         owners = [self._workers.worker_of(peer) for peer, _ in wanted]
-        asked: list[list[tuple[int, Split]]] = [[] for _ in self._parts]
-        sent: list[list[memoryview]] = [[] for _ in self._parts]
+        asked: list[list[tuple[Any, ...]]] = [[] for _ in self._parts]
         for owner, (peer, split) in zip(owners, wanted, strict=True):
-            asked[owner].append((peer, split))
-            sent[owner].append(model_of(states[peer]).data.cast("B"))
-        requests = [(["evaluate", own], models) if own else None for own, models in zip(asked, sent, strict=True)]
-        found = [iter(values or ()) for values, _ in self._workers.ask(requests)]
-        return [
-            Evaluation(np.array(correct, np.int64), np.array(total, np.int64), loss, metrics)
-            for correct, total, loss, metrics in (next(found[owner]) for owner in owners)
-        ]
+            asked[owner].append((peer, model_of(states[peer]), split))
+        found = [iter(own) for own in self._workers.ask("evaluate", asked)]
+        return [next(found[owner]) for owner in owners]
 
     def _take_models(self) -> None:
         """Give the peers of this process the models of those in the workers."""
         assert self._workers is not None
-        answers = self._workers.ask([(["models", [part.start, part.stop]], []) for part in self._parts])
-        for part, (weights, blobs) in zip(self._parts, answers, strict=True):
-            for peer, u, x in zip(part, weights, blobs, strict=True):
+        for part, models in zip(self._parts, self._workers.ask("models", self._parts), strict=True):
+            for peer, model in zip(part, models, strict=True):
                 algorithm = self.participants[peer].algorithm
-                algorithm.x, algorithm.u = np.frombuffer(x, algorithm.x.dtype).copy(), u
+                algorithm.x, algorithm.u = model
 
     # In the workers.
 
-    def _answer(self, values: Any, blobs: Sequence[memoryview]) -> Packed:
+    def _answer(self, request: str, content: Sequence[Any]) -> Sequence[Any]:
         """Answer a request of the first process."""
-        request, content = values
         if request == "calls":
-            return pack_outcomes(self._outcome(event, now) for now, event in unpack_calls(content, blobs))
+            return outcomes_of(self._outcome(event, now) for now, event in content)
         if request == "evaluate":
-            found = [
-                self._evaluate_peer(peer, np.frombuffer(model, np.float32).copy(), split)
-                for (peer, split), model in zip(content, blobs, strict=True)
-            ]
-            return [[each.correct.tolist(), each.total.tolist(), each.loss, dict(each.metrics)] for each in found], []
-        algorithms = [self.participants[peer].algorithm for peer in range(*content)]
-        return [algorithm.u for algorithm in algorithms], [algorithm.x.data.cast("B") for algorithm in algorithms]
+            return [self._evaluate_peer(*each) for each in content]
+        algorithms = [self.participants[peer].algorithm for peer in content]
+        return [(algorithm.x, algorithm.u) for algorithm in algorithms]
 
 
 def _refuse(config: Config) -> None:
@@ -145,89 +133,89 @@ def _refuse(config: Config) -> None:
         raise ConfigError("cannot be used with --workers", key="peer.device", valid="cpu")
 
 
-def pack_calls(timed: Sequence[tuple[float, Event]]) -> Packed:
-    """Return events with their times as a request."""
-    calls: list[list[Any]] = []
-    frames: list[bytes] = []
-    for now, event in timed:
-        if isinstance(event, Arrival):
-            # Once for all receivers in a row.
-            is_new = not frames or frames[-1] is not event.frame
-            calls.append([now, "arrival", event.receiver, event.sender, is_new])
-            if is_new:
-                frames.append(event.frame)
-        else:
-            calls.append([now, "step" if isinstance(event, StepDone) else "timer", event.peer])
-    return ["calls", calls], frames
-
-
-def unpack_calls(calls: Sequence[Sequence[Any]], frames: Sequence[memoryview]) -> Iterator[tuple[float, Event]]:
-    """Yield the arguments of `pack_calls`."""
-    following, frame = iter(frames), b""
-    for now, kind, peer, *more in calls:
-        if kind == "arrival":
-            sender, is_new = more
-            if is_new:
-                frame = bytes(next(following))
-            yield now, Arrival(peer, sender, frame)
-        else:
-            yield now, StepDone(peer) if kind == "step" else Timer(peer)
-
-
-def pack_outcomes(outcomes: Iterable[tuple[Effects, Finished | None]]) -> Packed:
-    """Return outcomes as an answer: all, or those before the first call that raised an error of the package, and the
-    error."""
-    packed: list[Any] = []
-    blobs: list[bytes | memoryview] = []
+def outcomes_of(calls: Iterable[tuple[Effects, Finished | None]]) -> list[Outcome]:
+    """Return the outcomes of all calls, with what the first process performs of them; or those before the first call
+    that raised an error of the package, and the error."""
+    found: list[Outcome] = []
     try:
-        for effects, finished in outcomes:
-            frames, last = [], None
-            for each in effects.frames:
-                is_new = each.frame is not last
-                frames.append([each.receiver, each.payload_bytes, is_new])
-                if is_new:
-                    last = each.frame
-                    blobs.append(last)
-            packed.append([frames, effects.wake_at, None if finished is None else _packed(finished, blobs)])
+        for effects, finished in calls:
+            found.append((Effects(frames=effects.frames, wake_at=effects.wake_at), finished))
     except SottoError as error:
-        # Rooms derive errors of their own from those that every process knows by name.
+        # Rooms derive errors of their own, whose arguments are no text, from those that every process knows by name.
         kind = next(kind for kind in type(error).__mro__ if kind.__name__ in vars(errors))
-        packed.append([kind.__name__, str(error)])
-    return packed, blobs
+        found.append(kind(str(error)))
+    return found
 
 
-def unpack_outcomes(
-    outcomes: Sequence[Sequence[Any]], blobs: Sequence[memoryview]
-) -> Iterator[tuple[Effects, Finished | None]]:
-    """Yield the outcomes given to `pack_outcomes`; raise the error, if there was one, in its place."""
-    following = iter(blobs)
-    for outcome in outcomes:
-        if len(outcome) == 2:
-            raise _raised(*outcome)
-        listed, wake_at, packed = outcome
-        frames, frame = [], b""
-        for receiver, payload_bytes, is_new in listed:
-            if is_new:
-                frame = bytes(next(following))
-            frames.append(OutgoingFrame(receiver=receiver, frame=frame, payload_bytes=payload_bytes))
-        finished = None
-        if packed is not None:
-            record, done, reason, u, dtype = packed
-            state = None if u is None else (np.frombuffer(next(following), dtype), u)
-            finished = Finished(record=RoundRecord(**record), done=done, reason=reason, state=state)
-        yield Effects(frames=frames, wake_at=wake_at), finished
+class Workers:
+    """The workers of one simulation; a context manager that ends them."""
+
+    def __init__(self, parts: Sequence[range], answer: Callable[..., Any]) -> None:
+        """Fork one worker for each part of the peers. `answer` is called there, with a request and its content. Raises
+        ConfigError if processes cannot be forked."""
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise ConfigError("needs a system that can fork processes", key="--workers", valid="1")
+        self._starts = [part.start for part in parts]
+        self._connections: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        context = multiprocessing.get_context("fork")
+        # Objects that exist by now are left out of the workers' collections, which would copy every page of them.
+        gc.freeze()
+        for _ in parts:
+            ours, theirs = context.Pipe()
+            self._connections.append(ours)
+            process = context.Process(target=_serve, args=(theirs, list(self._connections), answer), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join()
+        gc.unfreeze()
+
+    def worker_of(self, peer: int) -> int:
+        """Return the number of the worker that holds a peer."""
+        return bisect_right(self._starts, peer) - 1
+
+    def ask(self, request: str, contents: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send each worker the content for it, unless there is none, and return the answers in the same order.
+
+        All processes are forks of one program, so that their values need no format. Raises LocalProtocolError if a
+        worker has ended.
+        """
+        try:
+            for connection, content in zip(self._connections, contents, strict=True):
+                if content:
+                    connection.send((request, content))
+            return [
+                connection.recv() if content else ()
+                for connection, content in zip(self._connections, contents, strict=True)
+            ]
+        except (EOFError, OSError):
+            raise LocalProtocolError("a worker process of the simulation ended; its traceback is above") from None
 
 
-def _packed(finished: Finished, blobs: list[bytes | memoryview]) -> list[Any]:
-    u, dtype = None, None
-    if finished.state is not None:
-        x, u = finished.state
-        dtype = x.dtype.str
-        blobs.append(x.data.cast("B"))
-    return [asdict(finished.record), finished.done, finished.reason, u, dtype]
-
-
-def _raised(name: str, text: str) -> SottoError:
-    """Return an error of the package that a worker raised."""
-    error: SottoError = getattr(errors, name)(text)
-    return error
+def _serve(connection: Connection, others: Sequence[Connection], answer: Callable[..., Any]) -> None:
+    """Answer requests until the first process closes the pipe or ends."""
+    # Ctrl-C goes to all processes of a terminal, and SIGTERM to all of a group or container; the first one decides what
+    # it means, and its end ends this one.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # Inherited ends of pipes would keep them open when the first process is gone.
+    for other in others:
+        other.close()
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(answer(*request))
+        except BrokenPipeError:
+            return

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,8 @@ from peer.compress.norms import not_finite
 from peer.config import options as configuration
 from peer.errors import ConfigError, DivergenceError, LocalProtocolError
 from peer.gossip.effects import Effects
-from peer.simulate import workers as workers_module
 from peer.simulate.network import Agenda, LinkModel
-from peer.simulate.parallel import ParallelSimulator, pack_outcomes, unpack_outcomes
+from peer.simulate.parallel import ParallelSimulator, outcomes_of
 from peer.simulate.rounds import Simulator
 from peer.simulate.run import run
 from peer.state.metrics import MetricsStore
@@ -108,11 +108,10 @@ def test_an_error_of_a_room_comes_as_what_it_is_derived_from():
         yield Effects(), None
         raise not_finite(3)
 
-    packed, blobs = pack_outcomes(outcomes())
-    following = unpack_outcomes(packed, blobs)
-    assert next(following) == (Effects(), None)
-    with pytest.raises(DivergenceError, match="layer 3 holds values that are not finite"):
-        next(following)
+    first, error = outcomes_of(outcomes())
+    assert first == (Effects(), None)
+    assert type(error) is DivergenceError
+    assert "layer 3 holds values that are not finite" in str(error)
 
 
 def test_a_run_that_is_stopped_leaves_the_models_of_its_workers():
@@ -141,7 +140,7 @@ def test_a_run_of_few_long_rounds_tells_of_each(monkeypatch):
 def test_a_worker_that_ends_is_a_bug_and_no_hang(monkeypatch):
     simulator = ParallelSimulator(job("algorithm.name=sgp"), Path(), num_peers=4, workers=2)
 
-    def broken(values, blobs):
+    def broken(request, content):
         raise SystemExit(3)
 
     monkeypatch.setattr(simulator, "_answer", broken)
@@ -183,9 +182,9 @@ def test_a_stretch_of_the_agenda_ends_before_anything_can_follow_from_it():
 
 def when_answers_come(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[], None]) -> None:
     """Do something in the first process before it reads so many answers of its workers."""
-    receive, first, answers = workers_module._receive, os.getpid(), 0
+    receive, first, answers = Connection.recv, os.getpid(), 0
 
-    def watched(connection: workers_module.Connection) -> tuple[object, list[memoryview]]:
+    def watched(connection: Connection) -> object:
         nonlocal answers
         if os.getpid() == first:
             answers += 1
@@ -193,7 +192,7 @@ def when_answers_come(monkeypatch: pytest.MonkeyPatch, number: int, then: Callab
                 then()
         return receive(connection)
 
-    monkeypatch.setattr(workers_module, "_receive", watched)
+    monkeypatch.setattr(Connection, "recv", watched)
 
 
 def test_an_interrupt_amid_answers_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
