@@ -7,13 +7,12 @@ from torch import nn
 
 from peer.train.eight_bit import conv_batch_norm, conv_kernels, kernels
 from peer.train.eight_bit.conv_kernels import Window
-from peer.train.eight_bit.images import image_codes, innermost, outermost, unpadded
 from peer.train.eight_bit.layer import Layer
 from peer.train.eight_bit.norm_kernels import Addend
 from peer.train.eight_bit.norms import norm_in_8_bits
 from peer.train.eight_bit.ranges import ChannelRanges, RunningRange, grid_over, rectified
 from peer.train.eight_bit.stored import weight_of
-from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+from peer.train.eight_bit.tensors import Gradient, Quantized, Tape, image_codes, innermost, outermost, unpadded
 
 
 class RectifiedConv(Layer):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from peer.train.eight_bit import kernels, norm_kernels
-from peer.train.eight_bit.images import image_codes, innermost, outermost, unpadded
 from peer.train.eight_bit.layer import Layer
 from peer.train.eight_bit.ranges import RunningRange, grid_over
-from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+from peer.train.eight_bit.tensors import Gradient, Quantized, Tape, image_codes, innermost, outermost, unpadded
 
 
 class MaxPool(Layer):

@@ -8,11 +8,10 @@ import torch
 
 from peer.train.eight_bit import norm_kernels
 from peer.train.eight_bit.conv import ConvUnit
-from peer.train.eight_bit.images import image_codes, innermost, outermost, unpadded
 from peer.train.eight_bit.layer import Layer
 from peer.train.eight_bit.norm_kernels import Addend
 from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over, rectified
-from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+from peer.train.eight_bit.tensors import Gradient, Quantized, Tape, image_codes, innermost, outermost, unpadded
 
 
 class Residual(Layer):

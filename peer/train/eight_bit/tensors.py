@@ -1,4 +1,7 @@
-"""Data between layers: codes forwards, gradients backwards, and the tape between the two passes."""
+"""Data between layers: codes forwards, gradients backwards, and the tape between the two passes.
+
+Images are of shape [b, c, h, w] to callers, and stored with channels innermost, as uint8.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
@@ -67,6 +71,31 @@ def as_rows(data: torch.Tensor) -> torch.Tensor:
 def rows_like(rows: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     """[m, k] → [..., k], for `data: [..., n]` of m rows."""
     return rows if data.dim() == 2 else rows.view(*data.shape[:-1], rows.shape[-1])
+
+
+def innermost(tensor: torch.Tensor) -> torch.Tensor:
+    """Return [b, h, w, c], contiguous, for [b, c, h, w]; a view where channels lie innermost already."""
+    return tensor.permute(0, 2, 3, 1).contiguous()
+
+
+def outermost(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the view [b, c, h, w] of [b, h, w, c]."""
+    return tensor.permute(0, 3, 1, 2)
+
+
+def image_codes(x: Quantized) -> Quantized:
+    """Return codes uint8[b, h, w, c] of an image [b, c, h, w], c rounded up to a multiple of 4 with zeros."""
+    x = x.unsigned()
+    codes = innermost(x.data)
+    channels = codes.shape[3]
+    if channels % 4:
+        codes = functional.pad(codes, (0, -channels % 4), value=x.zero_point)
+    return x.with_data(codes)
+
+
+def unpadded(data: torch.Tensor, largest: float, channels: int) -> Gradient:
+    """Return the gradient [b, channels, h, w] of bfloat16[b, h, w, c], c ≥ channels."""
+    return Gradient(outermost(data[..., :channels]), largest)
 
 
 def draw_seed() -> int:
