@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from peer.train.eight_bit import conv_batch_norm, conv_kernels, kernels
+from peer.native import ffi
+from peer.train.eight_bit import conv_kernels, kernels
 from peer.train.eight_bit.conv_kernels import Window
+from peer.train.eight_bit.kernels import pointer
 from peer.train.eight_bit.layer import Layer
-from peer.train.eight_bit.norm_kernels import Addend
-from peer.train.eight_bit.norms import norm_in_8_bits
+from peer.train.eight_bit.norm_kernels import Addend, residual_sum
+from peer.train.eight_bit.norms import count_batch, norm_in_8_bits
 from peer.train.eight_bit.ranges import ChannelRanges, RunningRange, grid_over, rectified
+from peer.train.eight_bit.scratch import scratch
 from peer.train.eight_bit.stored import weight_of
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape, image_codes, innermost, outermost, unpadded
 
@@ -120,26 +123,58 @@ class ConvUnit(Layer):
     @property
     def can_add(self) -> bool:
         """Whether the backward pass can add something to its result."""
-        return self._product.can_add
+        return self._product.window.covers and self.conv.in_channels % 4 == 0
 
     def _forward_at_once(
         self, x: Quantized, tape: Tape, addend: Addend | None
     ) -> tuple[Quantized, tuple[float, float]] | None:
-        """Do the same in one native call, where there is one."""
-        grid = self.output.grid()
-        if not tape.training or grid is None or not isinstance(self.norm, nn.BatchNorm2d):
+        """Do the same to the bit in one native call (`peer/native/eight_bit_layer.h`), where there is one.
+
+        With small images, calling some sixty operators of torch for each layer takes a third of the time.
+        """
+        norm, window, weight, ranges = self.norm, self._product.window, self.conv.weight.detach(), self.before_norm
+        grid, native = self.output.grid(), kernels.native_for(x.data)
+        if not tape.training or grid is None or native is None or not isinstance(norm, nn.BatchNorm2d):
             return None
-        found = conv_batch_norm.forward(
-            (x.data, x.zero_point, x.scale), self.conv.weight.detach(), self._product.window, self.before_norm,
-            self.norm, grid, addend, relu=self._relu,
+        is_ready = weight.dtype == torch.float32 and weight.is_contiguous() and ranges.running_largest.any()
+        if not is_ready or not window.is_native(weight.shape[1], len(weight)):
+            return None
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        share = count_batch(norm)
+        outputs, inputs, kernel, _ = weight.shape
+        shape = conv_kernels.forward_shape(x.data, x.zero_point, window, outputs)
+        b, h, w = len(x.data), window.results(x.data.shape[1]), window.results(x.data.shape[2])
+        results = ffi.new("float[3]")
+        added, ends_of_sum = residual_sum(addend)
+        out = torch.empty((b, h, w, outputs), dtype=torch.uint8)
+        before = torch.empty((b, h * w, outputs), dtype=torch.uint8)
+        steps = torch.empty(outputs)
+        mean, inverse = (torch.empty(outputs, dtype=torch.float64) for _ in range(2))
+        terms = kernel**2 * x.data.shape[3]
+        zero = grid.zero_point + 128
+        layer = ffi.new(
+            "ConvBatchNorm *",
+            {
+                "shape": shape[0], "x": pointer(x.data), "x_scale": x.scale, "weights": pointer(weight),
+                "inputs": inputs, "running_largest": pointer(ranges.running_largest),
+                "narrowing": ranges.momentum or 0.0, "gamma": pointer(norm.weight.detach()),
+                "beta": pointer(norm.bias.detach()), "running_mean": pointer(norm.running_mean),
+                "running_variance": pointer(norm.running_var), "share": share, "epsilon": norm.eps,
+                "inverse_step": grid.inverse, "zero": float(zero), "low": float(zero) if self._relu else 0.0,
+                "codes": pointer(scratch("weights", (outputs * terms,), torch.int8, weight.device)),
+                "packed": pointer(conv_kernels.packed_room(outputs, terms)), "before": pointer(before),
+                "steps": pointer(steps), "mean": pointer(mean), "inverse_deviation": pointer(inverse), "sum": added,
+                "out": pointer(out), "found": results,
+            },
         )  # fmt: skip
-        if found is None:
-            return None
-        zero, (low, high) = grid.zero_point + 128, found.ends
+        kernels.done(native.eb_conv_batch_norm_forward(layer))
+        low, high, largest_weight = results
         self.output.observe_(*rectified(((low - zero) * grid.scale, (high - zero) * grid.scale), self._relu))
-        tape.save(x, found.largest_weight)
-        tape.save(found.before, found.steps, found.mean, found.inverse_deviation, torch.tensor(True))
-        return Quantized(outermost(found.out), grid.scale, zero, rectified=self._relu), found.ends_of_sum
+        tape.save(x, largest_weight)
+        tape.save(before, steps, mean, inverse, torch.tensor(True))
+        y = Quantized(outermost(out), grid.scale, zero, rectified=self._relu)
+        return y, (ends_of_sum[0], ends_of_sum[1])
 
 
 class _Product:
@@ -149,7 +184,6 @@ class _Product:
         """`conv` is square and keeps the size at stride 1."""
         self.window = Window(conv.kernel_size[0], conv.stride[0], conv.groups)
         self._inputs = conv.in_channels
-        self.can_add = self.window.covers and self._inputs % 4 == 0
 
     def backward(
         self,

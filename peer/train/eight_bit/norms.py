@@ -146,9 +146,7 @@ class _BatchNorm(NormIn8Bits[nn.BatchNorm2d]):
             count = codes.shape[0] * codes.shape[1]
             mean = found.sums.sum(dim=0) / count * steps
             variance = found.squares.sum(dim=0) / count * steps.square() - mean.square()
-            assert module.num_batches_tracked is not None
-            module.num_batches_tracked.add_(1)
-            share = 1.0 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
+            share = count_batch(module)
             unbiased = variance * (count / max(1, count - 1))
             module.running_mean.add_(share * (mean.float() - module.running_mean))
             module.running_var.add_(share * (unbiased.float() - module.running_var))
@@ -352,6 +350,13 @@ def _count_batch_norm(
     _count(tape, module.weight, weighted * inverse)
     _count(tape, module.bias, plain)
     return module.weight.detach() * inverse, plain, weighted
+
+
+def count_batch(norm: nn.BatchNorm2d) -> float:
+    """Count a batch, and return the share of its statistics in the running ones."""
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    return 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
 
 
 def _group_moments(codes: torch.Tensor, steps: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
