@@ -35,7 +35,8 @@ class Attention(nn.Module):
 
     def mix(self, x: Quantized, tape: Tape) -> tuple[Quantized, Attended]:
         """Return the input of `out_lin` for `x: int8[b, n, d]`, of the same shape, and the tensors to keep."""
-        query, key, value = (self._codes(linear, x, tape) for linear in (self.q_lin, self.k_lin, self.v_lin))
+        linears = (self.q_lin, self.k_lin, self.v_lin)
+        query, key, value = (each.coded(x, tape, symmetric_grid_over)[0] for each in linears)
         operands = Operands(query, key, value, self.heads, None if tape.padding is None else tape.padding[:, None])
         grid = self.mixed.grid() or grid_over(*attention_kernels.mix(operands, ANY_GRID)[1])
         codes, ends, kept = attention_kernels.mix(operands, grid)
@@ -51,12 +52,6 @@ class Attention(nn.Module):
         of_scores = attention_kernels.gradient_of_scores(gradient, kept, tape.draw_keys())
         of_query, of_key = attention_kernels.gradients_of_query_and_key(of_scores, kept, tape.draw_keys())
         return of_query, of_key, of_value
-
-    @staticmethod
-    def _codes(linear: Linear, x: Quantized, tape: Tape) -> Quantized:
-        """Return x W + b in codes around zero."""
-        codes, grid, _ = linear.codes(x, tape, RunningRange.symmetric_grid, symmetric_grid_over, relu=False)
-        return Quantized(codes.view(x.data.shape), grid.scale, 0)
 
 
 def scaled_dot_product_attention(

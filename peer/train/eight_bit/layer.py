@@ -74,9 +74,7 @@ class Sequential(Layer):
         return x
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
-        (start,) = tape.take()
-        layers = self.layers()
-        return self._back_through(layers, gradient, tape, start, 0 if wanted else _first_trained(layers), wanted)
+        return self._back_through(gradient, tape, wanted=wanted)
 
     def forward_floats(self, x: Quantized, tape: Tape) -> torch.Tensor:
         start = tape.position
@@ -88,23 +86,23 @@ class Sequential(Layer):
         return y
 
     def backward_floats(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
-        (start,) = tape.take()
-        *layers, last = self.layers()
-        first = 0 if wanted else _first_trained(layers)
-        passed = last.backward_floats(gradient, tape, wanted=wanted or first < len(layers))
-        if passed is None:
-            tape.rewind(start)
-            return None
-        return self._back_through(layers, passed, tape, start, first, wanted)
+        return self._back_through(gradient, tape, wanted=wanted, from_floats=True)
 
     def _back_through(
-        self, layers: list[Layer], gradient: Gradient, tape: Tape, start: int, first: int, wanted: bool
+        self, gradient: Gradient, tape: Tape, *, wanted: bool, from_floats: bool = False
     ) -> Gradient | None:
-        """Go back through `layers` to number `first`, before which nothing has parameters or is `wanted`."""
+        """Go back through the layers to the first that is trained, or to the input if its gradient is `wanted`. The
+        last one may have computed `forward_floats`."""
+        (start,) = tape.take()
+        layers = self.layers()
+        first = 0 if wanted else _first_trained(layers)
+        steps = [layer.backward_quantized for layer in layers]
+        if from_floats:
+            steps[-1] = layers[-1].backward_floats
         passed: Gradient | None = gradient
         for index in range(len(layers) - 1, first - 1, -1):
             assert passed is not None
-            passed = layers[index].backward_quantized(passed, tape, wanted=wanted or index > first)
+            passed = steps[index](passed, tape, wanted=wanted or index > first)
         tape.rewind(start)
         return passed if wanted else None
 

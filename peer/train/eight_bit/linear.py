@@ -32,9 +32,9 @@ class Linear(Layer):
 
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
         x = x.signed()
-        codes, grid, largest = self.codes(x, tape, RunningRange.grid, grid_over, relu=self.rectifies)
+        y, largest = self.coded(x, tape)
         tape.save(x, largest)
-        return Quantized(rows_like(codes, x.data), grid.scale, grid.zero_point, rectified=self.rectifies)
+        return y
 
     def forward_floats(self, x: Quantized, tape: Tape) -> torch.Tensor:
         x = x.signed()
@@ -54,23 +54,17 @@ class Linear(Layer):
 
     backward_floats = backward_quantized
 
-    def codes(
-        self,
-        x: Quantized,
-        tape: Tape,
-        known: Callable[[RunningRange], Grid | None],
-        over: Callable[[float, float], Grid],
-        *,
-        relu: bool,
-    ) -> tuple[torch.Tensor, Grid, float]:
-        """Return the output in codes, int8[rows, outputs], their grid, `known` from the range or `over` this batch's
-        values if it is the first, and the largest magnitude of the weights."""
-        operands = self.operands(x)
-        grid = known(self.output) or over(*linear_kernels.forward(operands, ANY_GRID, relu=relu)[1])
+    def coded(
+        self, x: Quantized, tape: Tape, over: Callable[[float, float], Grid] = grid_over
+    ) -> tuple[Quantized, float]:
+        """Return the output in codes, int8[…, outputs], on the grid `over` the range, or over this batch's values if it
+        is the first, and the largest magnitude of the weights."""
+        operands, relu = self.operands(x), self.rectifies
+        grid = self.output.grid(over) or over(*linear_kernels.forward(operands, ANY_GRID, relu=relu)[1])
         codes, ends, largest = linear_kernels.forward(operands, grid, relu=relu)
         if tape.training:
             self.output.observe_(*ends)
-        return codes, grid, largest
+        return Quantized(rows_like(codes, x.data), grid.scale, grid.zero_point, rectified=relu), largest
 
     def operands(self, x: Quantized) -> Operands:
         """Return the operands of x W + b, for x in int8."""

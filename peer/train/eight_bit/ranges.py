@@ -10,6 +10,7 @@ Ranges are buffers: local to a peer, never sent, part of its checkpoint. In eval
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -86,15 +87,10 @@ class RunningRange(nn.Module):
         """Forget every batch."""
         self.running_range.zero_()
 
-    def grid(self) -> Grid | None:
-        """Return the grid of the range; None before the first batch."""
+    def grid(self, over: Callable[[float, float], Grid] = grid_over) -> Grid | None:
+        """Return the grid `over` the range; None before the first batch."""
         low, high = self.running_range.tolist()
-        return None if low == high == 0.0 else grid_over(low, high)
-
-    def symmetric_grid(self) -> Grid | None:
-        """Return the grid of the range around zero: its zero point is 0."""
-        low, high = self.running_range.tolist()
-        return None if low == high == 0.0 else symmetric_grid_over(low, high)
+        return None if low == high == 0.0 else over(low, high)
 
     def observe_(self, low: float, high: float) -> None:
         """Take in the extremes of a batch."""

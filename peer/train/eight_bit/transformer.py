@@ -5,17 +5,55 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from peer.train.eight_bit import linear_kernels, row_kernels
+from peer.train.eight_bit import kernels, linear_kernels, row_kernels
 from peer.train.eight_bit.attention import Attention
 from peer.train.eight_bit.attention_kernels import Attended
 from peer.train.eight_bit.layer import Layer, masked
-from peer.train.eight_bit.layer_norm import LayerNorm
 from peer.train.eight_bit.linear import Linear
-from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over
+from peer.train.eight_bit.ranges import ANY_GRID, Grid, RunningRange, grid_over, symmetric_grid_over
 from peer.train.eight_bit.row_kernels import GELU_LEAST, LayerNormOperands
 from peer.train.eight_bit.stored import rows_of
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape, as_rows
 from peer.train.full_precision.text_layers import EPSILON
+
+
+class LayerNorm(nn.Module):
+    """y = (x − mean) / deviation · γ + β over rows; parameters as of `nn.LayerNorm`. A part of other layers, which hand
+    it the summands of x, so that the sum itself is never stored."""
+
+    def __init__(self, width: int, *, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.normal, self.output = RunningRange(), RunningRange()
+
+    def forward_rows(self, x: LayerNormOperands, tape: Tape) -> tuple[Quantized, Quantized, torch.Tensor]:
+        """Return y in codes, int8[m, n], and the values to keep for `backward_rows`: codes of
+        n = (x − mean) / deviation, and 1 / deviation of each row, float32[m]."""
+        gamma, beta = self.weight.detach(), self.bias.detach()
+        normal_grid, grid = self.normal.grid(symmetric_grid_over), self.output.grid()
+        if normal_grid is None or grid is None:
+            _, normal_ends, _, ends, _ = row_kernels.layer_norm(x, gamma, beta, self.epsilon, ANY_GRID, ANY_GRID)
+            normal_grid, grid = normal_grid or symmetric_grid_over(*normal_ends), grid or grid_over(*ends)
+        normal, normal_ends, codes, ends, deviations = row_kernels.layer_norm(
+            x, gamma, beta, self.epsilon, normal_grid, grid
+        )
+        if tape.training:
+            self.normal.observe_(*normal_ends)
+            self.output.observe_(*ends)
+        y = Quantized(codes, grid.scale, grid.zero_point)
+        return y, Quantized(normal, normal_grid.scale, 0), deviations
+
+    def backward_rows(self, rows: torch.Tensor, normal: Quantized, deviations: torch.Tensor, tape: Tape) -> Gradient:
+        """Return the gradient with regard to x for `rows: bfloat16[m, n]`, and count those of γ and β."""
+        data, largest, gamma_gradient = row_kernels.layer_norm_backward(
+            rows, normal.data, normal.scale, deviations, self.weight.detach()
+        )
+        if self.weight.requires_grad:
+            tape.add_gradient(self.weight, gamma_gradient)
+        if self.bias.requires_grad:
+            tape.add_gradient(self.bias, kernels.column_sums(rows))
+        return Gradient(data, largest)
 
 
 class TokenEmbedding(Layer):
@@ -56,13 +94,6 @@ class TokenEmbedding(Layer):
         return None
 
 
-class FeedForward(nn.ModuleDict):
-    """The two linear layers of a block with GELU between them, as `lin1` and `lin2`."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__({"lin1": Linear(nn.Linear(width, hidden)), "lin2": Linear(nn.Linear(hidden, width))})
-
-
 class TransformerBlock(Layer):
     """Attention of every position to all that are no padding, two linear layers with GELU between them, and a layer
     norm after each; codes [b, n, d].
@@ -75,7 +106,7 @@ class TransformerBlock(Layer):
         super().__init__()
         self.attention = Attention(width, heads)
         self.sa_layer_norm = LayerNorm(width, epsilon=EPSILON)
-        self.ffn = FeedForward(width, hidden)
+        self.ffn = nn.ModuleDict({"lin1": Linear(nn.Linear(width, hidden)), "lin2": Linear(nn.Linear(hidden, width))})
         self.output_layer_norm = LayerNorm(width, epsilon=EPSILON)
 
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
@@ -87,9 +118,7 @@ class TransformerBlock(Layer):
             x, mixed, *first,
             attended.query, attended.key, attended.value, attended.probabilities, attended.weights,
         )  # fmt: skip
-        lin1 = self._linear("lin1")
-        codes, grid, _ = lin1.codes(middle, tape, RunningRange.grid, grid_over, relu=False)
-        hidden = Quantized(codes, grid.scale, grid.zero_point)
+        hidden, _ = self._linear("lin1").coded(middle, tape)
         result, *second = self._add_and_normalize(
             self._linear("lin2"), _gelu(hidden)[0], middle, self.output_layer_norm, tape
         )
