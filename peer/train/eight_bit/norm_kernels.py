@@ -57,6 +57,16 @@ class Ends:
     """float32."""
 
 
+@dataclass(frozen=True, slots=True)
+class Slopes:
+    """∂x = g · t'(q) · slope + q · linear + constant + the terms of `ends`; float64[b, c] or [c] each."""
+
+    slope: torch.Tensor
+    linear: torch.Tensor
+    constant: torch.Tensor
+    ends: Ends | None = None
+
+
 def statistics(codes: torch.Tensor) -> Statistics:
     """Return sums and extremes of each channel of each sample. Raises ValueError for images of so many positions that
     the sum of the squares might not fit."""
@@ -171,29 +181,19 @@ def backward_sums(
 
 
 def backward(
-    codes: torch.Tensor,
-    gradient: torch.Tensor,
-    gate: Gate,
-    inner: torch.Tensor | None,
-    slope: torch.Tensor,
-    linear: torch.Tensor,
-    constant: torch.Tensor,
-    ends: Ends | None,
+    codes: torch.Tensor, gradient: torch.Tensor, gate: Gate, inner: torch.Tensor | None, slopes: Slopes
 ) -> tuple[torch.Tensor, float]:
-    """Return g · t'(q) · slope + q · linear + constant, plus the terms of `ends`, in bfloat16, and its largest
-    magnitude.
-
-    `slope`, `linear` and `constant: float32[b, c]`.
-    """
-    b, n, c = codes.shape
+    """Return ∂x by `slopes`, float32[b, c] each, in bfloat16, and its largest magnitude."""
+    (b, n, c), ends = codes.shape, slopes.ends
     if native := native_for(codes):
         out = torch.empty_like(gradient)
         lows, highs, at_low, at_high = (
             (None,) * 4 if ends is None else (ends.lows, ends.highs, ends.at_low, ends.at_high)
         )
         largest = native.eb_norm_backward(
-            pointer(codes), pointer(gradient), b, n, c, gate, pointer(inner), pointer(slope), pointer(linear),
-            pointer(constant), pointer(lows), pointer(highs), pointer(at_low), pointer(at_high), pointer(out),
+            pointer(codes), pointer(gradient), b, n, c, gate, pointer(inner), pointer(slopes.slope),
+            pointer(slopes.linear), pointer(slopes.constant), pointer(lows), pointer(highs), pointer(at_low),
+            pointer(at_high), pointer(out),
         )  # fmt: skip
         return out, largest
     q, g = codes.to(torch.float32) - 128.0, gradient.to(torch.float32)
@@ -201,7 +201,7 @@ def backward(
         u = q * inner
         value = _gate(gate, u)
         g = g * (value + u * _gate_slope(gate, u, value))
-    result = (g * slope[:, None] + q * linear[:, None]) + constant[:, None]
+    result = (g * slopes.slope[:, None] + q * slopes.linear[:, None]) + slopes.constant[:, None]
     if ends is not None:
         zero = torch.zeros((), device=codes.device)
         result = result + torch.where(codes == ends.lows[:, None], ends.at_low[:, None], zero)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from peer.train.eight_bit import norm_kernels
-from peer.train.eight_bit.norm_kernels import HARD_SIGMOID, PLAIN, SIGMOID, Addend, Ends, Gate
+from peer.train.eight_bit.norm_kernels import HARD_SIGMOID, PLAIN, SIGMOID, Addend, Ends, Gate, Slopes
 from peer.train.eight_bit.ranges import RunningRange, grid_over, rectified
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 from peer.train.full_precision.norms import CHUNKS, EvoNormS0, RangeBatchNorm, RangeEvoNorm, equal_parts, range_scale
@@ -34,16 +34,6 @@ class Affine:
 
 
 @dataclass(frozen=True, slots=True)
-class Slopes:
-    """∂x = g · t'(q) · slope + q · linear + constant + the terms of `ends`; float64[b, c] or [c] each."""
-
-    slope: torch.Tensor
-    linear: torch.Tensor
-    constant: torch.Tensor
-    ends: Ends | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Sums:
     """Over the pixels of each channel of a sample, float64[b, c]: of g, of g · t and of g · q² · gate'."""
 
@@ -53,6 +43,7 @@ class Sums:
 
 
 M = TypeVar("M", bound=nn.Module)
+B = TypeVar("B", nn.BatchNorm2d, RangeBatchNorm)
 
 
 class NormIn8Bits(ABC, Generic[M]):
@@ -118,8 +109,8 @@ class NormIn8Bits(ABC, Generic[M]):
         slope, linear, constant = (
             _floats(value.expand(size)) for value in (slopes.slope, slopes.linear, slopes.constant)
         )
-        found = norm_kernels.backward(codes, gradient, self.gate, inner, slope, linear, constant, slopes.ends)
-        return Gradient(*found)
+        slopes = Slopes(slope, linear, constant, slopes.ends)
+        return Gradient(*norm_kernels.backward(codes, gradient, self.gate, inner, slopes))
 
     @abstractmethod
     def affine(self, codes: torch.Tensor, steps: torch.Tensor, training: bool) -> Affine:
@@ -136,7 +127,26 @@ class NormIn8Bits(ABC, Generic[M]):
         return None
 
 
-class _BatchNorm(NormIn8Bits[nn.BatchNorm2d]):
+class _OverBatch(NormIn8Bits[B]):
+    """A norm over batch and positions, with running statistics."""
+
+    def _centred(self, steps: torch.Tensor, mean: torch.Tensor, inverse: torch.Tensor, training: bool) -> Affine:
+        factor = self._module.weight.detach() * inverse
+        shift = self._module.bias.detach() - factor * mean
+        return Affine(factor * steps, shift, (mean, inverse, torch.tensor(training)))
+
+    def _counted(
+        self, tape: Tape, steps: torch.Tensor, sums: Sums, mean: torch.Tensor, inverse: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Add the gradients of γ and β; return γ/σ, Σg and Σg (x − μ) of each channel."""
+        plain = sums.plain.sum(dim=0)
+        weighted = sums.weighted.sum(dim=0) * steps - mean * plain
+        _count(tape, self._module.weight, weighted * inverse)
+        _count(tape, self._module.bias, plain)
+        return self._module.weight.detach() * inverse, plain, weighted
+
+
+class _BatchNorm(_OverBatch[nn.BatchNorm2d]):
     def affine(self, codes: torch.Tensor, steps: torch.Tensor, training: bool) -> Affine:
         module = self._module
         assert module.running_mean is not None
@@ -152,13 +162,13 @@ class _BatchNorm(NormIn8Bits[nn.BatchNorm2d]):
             module.running_var.add_(share * (unbiased.float() - module.running_var))
         else:
             mean, variance = module.running_mean.double(), module.running_var.double()
-        return _centred(module, steps, mean, torch.rsqrt(variance + module.eps), training)
+        return self._centred(steps, mean, torch.rsqrt(variance + module.eps), training)
 
     def slopes(
         self, codes: torch.Tensor, steps: torch.Tensor, sums: Sums, kept: tuple[torch.Tensor, ...], tape: Tape
     ) -> Slopes:
         mean, inverse, training = kept
-        slope, plain, weighted = _count_batch_norm(tape, self._module, steps, sums, mean, inverse)
+        slope, plain, weighted = self._counted(tape, steps, sums, mean, inverse)
         count = codes.shape[0] * codes.shape[1] if training else float("inf")
         # dx = γ/σ (g − mean(g) − (x − μ)/σ² mean(g (x − μ)))
         linear = -slope * inverse.square() * weighted / count
@@ -184,12 +194,12 @@ class _BatchNorm(NormIn8Bits[nn.BatchNorm2d]):
         return Gradient(of_input, largest)
 
 
-class _RangeBatchNorm(NormIn8Bits[RangeBatchNorm]):
+class _RangeBatchNorm(_OverBatch[RangeBatchNorm]):
     def affine(self, codes: torch.Tensor, steps: torch.Tensor, training: bool) -> Affine:
         module = self._module
         if not training:
             scale = module.running_scale.double() + module.epsilon
-            return _centred(module, steps, module.running_mean.double(), 1.0 / scale, training)
+            return self._centred(steps, module.running_mean.double(), 1.0 / scale, training)
         b, n, c = codes.shape
         parts = equal_parts(b, CHUNKS)
         found = norm_kernels.statistics(codes)
@@ -198,14 +208,14 @@ class _RangeBatchNorm(NormIn8Bits[RangeBatchNorm]):
         mean = found.sums.sum(dim=0) / (b * n) * steps
         scale = range_scale(b // parts * n) * spread
         module.follow_(mean.float(), scale.float())
-        affine = _centred(module, steps, mean, 1.0 / (scale + module.epsilon), training)
+        affine = self._centred(steps, mean, 1.0 / (scale + module.epsilon), training)
         return Affine(affine.factor, affine.shift, (*affine.kept, lows, highs))
 
     def slopes(
         self, codes: torch.Tensor, steps: torch.Tensor, sums: Sums, kept: tuple[torch.Tensor, ...], tape: Tape
     ) -> Slopes:
         mean, inverse, training, *extremes = kept
-        slope, plain, weighted = _count_batch_norm(tape, self._module, steps, sums, mean, inverse)
+        slope, plain, weighted = self._counted(tape, steps, sums, mean, inverse)
         none = torch.zeros_like(slope)
         b, n, c = codes.shape
         size = (b, c)
@@ -262,8 +272,8 @@ class _EvoNorm(NormIn8Bits[EvoNormS0]):
         self, codes: torch.Tensor, steps: torch.Tensor, sums: Sums, kept: tuple[torch.Tensor, ...], tape: Tape
     ) -> Slopes:
         mean, inverse = (_by_channel(value.double(), codes) for value in kept)
-        slope = _count_evonorm(tape, self._module, steps, sums, inverse)
-        of_inverse = _of_group(self._module, steps, sums, codes)
+        slope = self._counted(tape, steps, sums, inverse)
+        of_inverse = self._of_group(steps, sums, codes)
         count = codes.shape[1] * codes.shape[2] // self._module.groups
         # Through 1/√(s² + ε), s² the mean of (x − μ)².
         linear = -of_inverse * inverse**3 / count
@@ -271,6 +281,19 @@ class _EvoNorm(NormIn8Bits[EvoNormS0]):
 
     def _inner(self, steps: torch.Tensor) -> torch.Tensor:
         return self._module.v.detach() * steps
+
+    def _counted(self, tape: Tape, steps: torch.Tensor, sums: Sums, inverse: torch.Tensor) -> torch.Tensor:
+        """Count the gradients of γ, β and v, and return γ / scale: y = x · gate(v x) · inverse · γ + β."""
+        slope = self._module.weight.detach() * inverse
+        _count(tape, self._module.weight, (sums.weighted * steps * inverse).sum(dim=0))
+        _count(tape, self._module.bias, sums.plain.sum(dim=0))
+        _count(tape, self._module.v, (sums.gated * steps.square() * slope).sum(dim=0))
+        return slope
+
+    def _of_group(self, steps: torch.Tensor, sums: Sums, codes: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the group's 1 / scale, for each channel of a sample, float64[b, c]."""
+        by_channel = self._module.weight.detach() * sums.weighted * steps
+        return _by_channel(_by_group(by_channel, self._module.groups).sum(dim=2), codes)
 
 
 class _RangeEvoNorm(_EvoNorm):
@@ -290,10 +313,10 @@ class _RangeEvoNorm(_EvoNorm):
         self, codes: torch.Tensor, steps: torch.Tensor, sums: Sums, kept: tuple[torch.Tensor, ...], tape: Tape
     ) -> Slopes:
         inverse, (lows, highs) = _by_channel(kept[0].double(), codes), kept[1:]
-        slope = _count_evonorm(tape, self._module, steps, sums, inverse)
+        slope = self._counted(tape, steps, sums, inverse)
         groups = self._module.groups
         count = codes.shape[1] * codes.shape[2] // groups
-        of_range = -_of_group(self._module, steps, sums, codes) * inverse.square() * range_scale(count)
+        of_range = -self._of_group(steps, sums, codes) * inverse.square() * range_scale(count)
         at_low, at_high = norm_kernels.ties(codes, lows, highs)
         # A channel whose own extreme is not the group's has no part in its range; equals share alike.
         reach = ((lows.double() - 128.0) * steps, (highs.double() - 128.0) * steps)
@@ -324,34 +347,6 @@ _NORMS: Mapping[type[nn.Module], type[NormIn8Bits[Any]]] = {
 }
 
 
-def _centred(
-    module: nn.BatchNorm2d | RangeBatchNorm,
-    steps: torch.Tensor,
-    mean: torch.Tensor,
-    inverse: torch.Tensor,
-    training: bool,
-) -> Affine:
-    factor = module.weight.detach() * inverse
-    shift = module.bias.detach() - factor * mean
-    return Affine(factor * steps, shift, (mean, inverse, torch.tensor(training)))
-
-
-def _count_batch_norm(
-    tape: Tape,
-    module: nn.BatchNorm2d | RangeBatchNorm,
-    steps: torch.Tensor,
-    sums: Sums,
-    mean: torch.Tensor,
-    inverse: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Add the gradients of γ and β; return γ/σ, Σg and Σg (x − μ) of each channel."""
-    plain = sums.plain.sum(dim=0)
-    weighted = sums.weighted.sum(dim=0) * steps - mean * plain
-    _count(tape, module.weight, weighted * inverse)
-    _count(tape, module.bias, plain)
-    return module.weight.detach() * inverse, plain, weighted
-
-
 def count_batch(norm: nn.BatchNorm2d) -> float:
     """Count a batch, and return the share of its statistics in the running ones."""
     assert norm.num_batches_tracked is not None
@@ -366,23 +361,6 @@ def _group_moments(codes: torch.Tensor, steps: torch.Tensor, groups: int) -> tup
     mean = _by_group(found.sums * steps, groups).sum(dim=2) / count
     squares = _by_group(found.squares * steps.square(), groups).sum(dim=2) / count
     return mean, (squares - mean.square()).clamp_(min=0.0)
-
-
-def _count_evonorm(
-    tape: Tape, module: EvoNormS0, steps: torch.Tensor, sums: Sums, inverse: torch.Tensor
-) -> torch.Tensor:
-    """Count the gradients of γ, β and v, and return γ / scale: y = x · gate(v x) · inverse · γ + β."""
-    slope = module.weight.detach() * inverse
-    _count(tape, module.weight, (sums.weighted * steps * inverse).sum(dim=0))
-    _count(tape, module.bias, sums.plain.sum(dim=0))
-    _count(tape, module.v, (sums.gated * steps.square() * slope).sum(dim=0))
-    return slope
-
-
-def _of_group(module: EvoNormS0, steps: torch.Tensor, sums: Sums, codes: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of the group's 1 / scale, for each channel of a sample, float64[b, c]."""
-    by_channel = module.weight.detach() * sums.weighted * steps
-    return _by_channel(_by_group(by_channel, module.groups).sum(dim=2), codes)
 
 
 def _by_group(values: torch.Tensor, groups: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peer.train.eight_bit import norm_kernels
-from peer.train.eight_bit.norm_kernels import HARD_SIGMOID, PLAIN, SIGMOID, Addend, Ends, Gate
+from peer.train.eight_bit.norm_kernels import HARD_SIGMOID, PLAIN, SIGMOID, Addend, Ends, Gate, Slopes
 from tests.train.eight_bit.twins import assert_equal, assert_twins_agree, by_both
 
 SHAPES = [(1, 1, 4), (3, 35, 16), (2, 49, 24), (5, 4, 100)]
@@ -42,9 +42,9 @@ def test_norms_give_the_same_bits(shape: tuple[int, int, int], gate: Gate) -> No
     sums = by_both(partial(norm_kernels.backward_sums, codes, gradient, gate, inner))
     assert_equal(*(sums if gate else (found[:2] for found in sums)))
     ends = Ends(native.lows, native.highs, torch.randn(b, c), torch.randn(b, c))
-    given = (codes, gradient, gate, inner, slope, factor, shift)
     for only in [ends] if gate == HARD_SIGMOID else [None] if gate == SIGMOID else [ends, None]:
-        assert_twins_agree(partial(norm_kernels.backward, *given, only))
+        slopes = Slopes(slope, factor, shift, only)
+        assert_twins_agree(partial(norm_kernels.backward, codes, gradient, gate, inner, slopes))
 
 
 @pytest.mark.parametrize("gate", [SIGMOID, HARD_SIGMOID])
@@ -61,7 +61,7 @@ def test_gates_are_close_to_float64(gate: Gate) -> None:
     zeros = torch.zeros(1, 256)
     lows = torch.zeros(1, 256, dtype=torch.uint8)
     ends = Ends(lows, lows, zeros, zeros) if gate == HARD_SIGMOID else None
-    backward, _ = norm_kernels.backward(codes, gradient, gate, inner, one, zeros, zeros, ends)
+    backward, _ = norm_kernels.backward(codes, gradient, gate, inner, Slopes(one, zeros, zeros, ends))
     assert (backward.view(-1).double() - slope).abs().max() < 0.01
 
 
