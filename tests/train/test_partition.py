@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.errors import ConfigError, DataError
-from peer.train.partition import KINDS, _dirichlet, own_samples, partition
+from peer.train.partition import _dirichlet, own_samples, partition
 
+KINDS = ("by-label", "dirichlet", "iid", "shards", "skew")
 DIGITS = np.arange(2000) % 10
 
 
@@ -24,7 +25,7 @@ def splits(draw):
     labels = np.array(draw(st.lists(st.integers(-3, 6), min_size=1, max_size=200)))
     return labels, {
         "num_peers": draw(st.integers(1, 20)),
-        "kind": draw(st.sampled_from(sorted(KINDS))),
+        "kind": draw(st.sampled_from(KINDS)),
         "seed": draw(st.integers(0, 2**63 - 1)),
         "skew": draw(st.floats(0, 1)),
         "alpha": draw(st.floats(1e-4, 100)),
@@ -91,7 +92,7 @@ def test_splits_stay_what_they_were_in_earlier_versions(kind, digest):
     assert hasher.hexdigest() == digest
 
 
-@pytest.mark.parametrize("kind", sorted({*KINDS} - {"by-label"}))
+@pytest.mark.parametrize("kind", ["dirichlet", "iid", "shards", "skew"])
 def test_another_seed_gives_another_split(kind):
     one, other = (partition(DIGITS, 8, kind, seed=seed) for seed in (1, 2))
     assert not all(map(np.array_equal, one.train.values(), other.train.values()))
@@ -169,12 +170,6 @@ def test_a_hold_out_takes_the_asked_fraction_from_each_peer():
     [
         ({"num_peers": 0, "kind": "iid"}, "peers", "at least one peer"),
         ({"num_peers": 2001, "kind": "iid"}, "peers", "without leaving one empty"),
-        ({"num_peers": 8, "kind": "random"}, "data.partition", "not one of the choices"),
-        ({"num_peers": 8, "kind": "iid", "seed": -1}, "run.seed", "out of range"),
-        ({"num_peers": 8, "kind": "skew", "skew": 1.5}, "data.skew", "out of range"),
-        ({"num_peers": 8, "kind": "skew", "skew": float("nan")}, "data.skew", "out of range"),
-        ({"num_peers": 8, "kind": "dirichlet", "alpha": 0.0}, "data.alpha", "out of range"),
-        ({"num_peers": 8, "kind": "dirichlet", "alpha": float("inf")}, "data.alpha", "out of range"),
         (
             {"num_peers": 4, "kind": "shards", "labels_per_peer": 2},
             "data.labels_per_peer",
@@ -182,7 +177,6 @@ def test_a_hold_out_takes_the_asked_fraction_from_each_peer():
         ),
         ({"num_peers": 8, "kind": "shards", "labels_per_peer": 11}, "data.labels_per_peer", "10 different labels"),
         ({"num_peers": 1500, "kind": "shards", "labels_per_peer": 9}, "data.labels_per_peer", "has 200 samples"),
-        ({"num_peers": 8, "kind": "iid", "holdout_fraction": 1.0}, "data.holdout_fraction", "out of range"),
         ({"num_peers": 2000, "kind": "iid", "holdout_fraction": 0.1}, "data.holdout_fraction", "only one sample"),
     ],
 )
