@@ -98,12 +98,6 @@ def cross_entropy(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(*logits_of(model, batch))
 
 
-def most_likely_is_right(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Return bool[b]: whether the largest logit is that of the target."""
-    logits, targets = logits_of(model, batch)
-    return logits.argmax(dim=1) == targets
-
-
 @dataclass(kw_only=True)
 class Classification:
     """A task that names one class for each sample: cross-entropy to train, the largest logit to judge."""
@@ -156,7 +150,8 @@ class Classification:
         return self._data("test", self.test)
 
     def correct(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        return most_likely_is_right(model, batch)
+        logits, targets = logits_of(model, batch)
+        return logits.argmax(dim=1) == targets
 
     def measure(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         return {} if self.measures is None else self.measures(model, batch)

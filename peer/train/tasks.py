@@ -78,7 +78,7 @@ def digits(*, hidden: int = 256) -> Task:
         name="digits",
         num_classes=10,
         precision=listed.TASKS["digits"].precision,
-        model=_mlp((64, hidden, 10)),
+        model=partial(mlp, (64, hidden, 10)),
         train=TensorData(pixels[:num_train].clone(), labels[:num_train].clone()),
         test=TensorData(pixels[num_train:].clone(), labels[num_train:].clone()),
     )
@@ -100,7 +100,7 @@ def mnist(*, model: str = "logistic", hidden: int = 256, directory: str | None =
     return Classification(
         name="mnist",
         num_classes=10,
-        model=_logistic(784) if model == "logistic" else _mlp((784, hidden, 10)),
+        model=partial(logistic, 784, 10) if model == "logistic" else partial(mlp, (784, hidden, 10)),
         train=lambda: read("train"),
         test=lambda: read("t10k"),
     )
@@ -115,15 +115,17 @@ def cifar10(
     test_images: int = 10_000,
     directory: str | None = None,
 ) -> Task:
-    """Return CIFAR-10, 50,000 and 10,000 colour images of 32×32 pixels, or averaged down to 16×16 or 8×8; models are
-    judged by the first `test_images`."""
+    """Return CIFAR-10, 50,000 and 10,000 colour images in 10 classes; models are judged by the first `test_images`."""
     _whole("test_images", test_images, 1, 10_000)
-    folder = _required(directory, "cifar-10-batches-bin, cifar-10-batches-py or an archive of one")
     layout = replace(CIFAR10, test_images=test_images)
-    return _cifar(layout, folder, size, augmentation, partial(_image_model, model, norm))
+    content = "cifar-10-batches-bin, cifar-10-batches-py or an archive of one"
+    return cifar(layout, content, model=model, norm=norm, size=size, augmentation=augmentation, directory=directory)
 
 
-def cifar100(
+def cifar(
+    layout: CifarLayout,
+    content: str,
+    /,
     *,
     model: str = "resnet20",
     norm: str = "evonorm",
@@ -131,9 +133,32 @@ def cifar100(
     augmentation: bool = True,
     directory: str | None = None,
 ) -> Task:
-    """Return CIFAR-100 with its 100 fine labels, 50,000 and 10,000 images; `size` as for CIFAR-10."""
-    folder = _required(directory, "cifar-100-binary, cifar-100-python or an archive of one")
-    return _cifar(CIFAR100, folder, size, augmentation, partial(_image_model, model, norm))
+    """Return a CIFAR data set. `size`: height and width of an image, 32, or 16 or 8 where blocks of pixels become their
+    mean."""
+    folder = _required(directory, content)
+    _truth("augmentation", augmentation)
+    _choice("size", size, CIFAR_SIZES)
+
+    @cache
+    def splits() -> tuple[ImageData, ImageData]:
+        # Both at once, for an archive has to be read to its end anyway.
+        batches = read_cifar(folder, layout)
+
+        def joined(names: Sequence[str], most: int | None = None) -> ImageData:
+            images, labels = zip(*[batches.pop(name) for name in names], strict=True)
+            small = torch.cat([averaged_down(part, size) for part in images])
+            return ImageData(small[:most], torch.cat(labels)[:most], mean=layout.mean, std=layout.std)
+
+        return joined(layout.train), joined(layout.test, layout.test_images)
+
+    return Classification(
+        name=layout.task,
+        num_classes=layout.num_classes,
+        model=_image_model(model, norm, layout.num_classes, size),
+        train=lambda: splits()[0],
+        test=lambda: splits()[1],
+        augmentation=_crop_and_flip(size) if augmentation else None,
+    )
 
 
 def image_folder(
@@ -257,36 +282,6 @@ def text(
     return NextToken("text", make, find_texts(folder), context, encoding)
 
 
-def _cifar(
-    layout: CifarLayout, folder: str, size: int, augmentation: bool, image_model: Callable[[int, int], Model]
-) -> Task:
-    """Return a CIFAR data set. `size`: height and width of an image, 32, or 16 or 8 where blocks of pixels become their
-    mean. `image_model`: makes the model of so many classes for images of that size."""
-    _truth("augmentation", augmentation)
-    _choice("size", size, CIFAR_SIZES)
-
-    @cache
-    def splits() -> tuple[ImageData, ImageData]:
-        # Both at once, for an archive has to be read to its end anyway.
-        batches = read_cifar(folder, layout)
-
-        def joined(names: Sequence[str], most: int | None = None) -> ImageData:
-            images, labels = zip(*[batches.pop(name) for name in names], strict=True)
-            small = torch.cat([averaged_down(part, size) for part in images])
-            return ImageData(small[:most], torch.cat(labels)[:most], mean=layout.mean, std=layout.std)
-
-        return joined(layout.train), joined(layout.test, layout.test_images)
-
-    return Classification(
-        name=layout.task,
-        num_classes=layout.num_classes,
-        model=image_model(layout.num_classes, size),
-        train=lambda: splits()[0],
-        test=lambda: splits()[1],
-        augmentation=_crop_and_flip(size) if augmentation else None,
-    )
-
-
 def configured(config: Config, base: Path, *, former_order: bool = False) -> Task:
     """Return the task of a configuration, whose relative paths start from `base`. With `former_order`, class folders
     have the numbers that releases before 0.3 gave them, for runs that those began. Raises ConfigError and DataError."""
@@ -392,7 +387,7 @@ def clusters(
     return Classification(
         name="clusters",
         num_classes=classes,
-        model=_mlp((features, hidden, classes)),
+        model=partial(mlp, (features, hidden, classes)),
         train=lambda: draw(0, samples),
         test=lambda: draw(1, 2000),
     )
@@ -402,7 +397,7 @@ TASKS: Mapping[str, Callable[..., Task]] = {
     "digits": digits,
     "mnist": mnist,
     "cifar10": cifar10,
-    "cifar100": cifar100,
+    "cifar100": partial(cifar, CIFAR100, "cifar-100-binary, cifar-100-python or an archive of one"),
     "imagenette": partial(image_folder, "imagenette", size=160),
     "image-folder": partial(image_folder, "image-folder"),
     "ag-news": partial(sentences, "ag-news", 4, "train.csv and test.csv of AG News", _ag_news, length=128),
@@ -582,14 +577,6 @@ Model: TypeAlias = Callable[..., nn.Module]
 """Makes a new model of `layers`, by default those of full precision."""
 
 
-def _logistic(num_features: int) -> Model:
-    return lambda layers=FULL_PRECISION: logistic(num_features, 10, layers)
-
-
-def _mlp(sizes: Sequence[int]) -> Model:
-    return lambda layers=FULL_PRECISION: mlp(sizes, layers)
-
-
 _SMALL = ("resnet20", "resnet54", "resnet110")
 _WITHOUT_NORM = ("vgg11", "vgg16")
 
@@ -600,4 +587,4 @@ def _image_model(model: str, norm: str, num_classes: int, size: int) -> Model:
     settings: dict[str, object] = {} if model in _WITHOUT_NORM else {"norm": norm}
     if model not in _SMALL:
         settings["image_size"] = size
-    return lambda layers=FULL_PRECISION: MODELS[model](num_classes, layers=layers, **settings)
+    return partial(MODELS[model], num_classes, **settings)
