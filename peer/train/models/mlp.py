@@ -8,7 +8,6 @@ from itertools import pairwise
 from torch import nn
 
 from peer.train.layers import FULL_PRECISION, Layers
-from peer.train.models.initial import he_linear_
 
 
 def mlp(sizes: Sequence[int], layers: Layers = FULL_PRECISION) -> nn.Module:
@@ -28,3 +27,10 @@ def logistic(num_features: int, num_classes: int, layers: Layers = FULL_PRECISIO
     for parameter in linear.parameters():
         nn.init.zeros_(parameter)
     return layers.network({"flatten": layers.flatten(), "linear": linear})
+
+
+def he_linear_(layer: nn.Module) -> nn.Module:
+    """Draw the weight by He's rule and set the bias to 0; return the layer."""
+    nn.init.kaiming_normal_(layer.get_parameter("weight"), nonlinearity="relu")
+    nn.init.zeros_(layer.get_parameter("bias"))
+    return layer

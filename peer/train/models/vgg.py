@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from peer.train.layers import FULL_PRECISION, Layers
-from peer.train.models.initial import he_linear_, small_linear_
+from peer.train.models.mlp import he_linear_
 
 _A = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
 _D = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
@@ -43,5 +43,7 @@ def _vgg(channels_of: Sequence[int], num_classes: int, image_size: int, layers: 
     chain[str(number + 1)] = he_linear_(hidden)
     chain[str(number + 2)] = layers.relu()
     # Small, so that without a norm the first gradients are.
-    chain[str(number + 3)] = small_linear_(head)
+    nn.init.normal_(head.get_parameter("weight"), std=0.01)
+    nn.init.zeros_(head.get_parameter("bias"))
+    chain[str(number + 3)] = head
     return layers.network(chain)
