@@ -122,7 +122,6 @@ def up(profile: str, containers: tuple[str, ...], devices: int | None, interface
       sudo sotto lab shape up dsl --devices 3
       sudo sotto lab shape up 3g site-peer-1 site-peer-2
     """
-    from peer.links import containers as running
     from peer.links import network, tc
     from peer.links.profiles import find
 
@@ -136,7 +135,7 @@ def up(profile: str, containers: tuple[str, ...], devices: int | None, interface
     _require(tc.missing)
     rows = []
     for container in containers:
-        remark = running.shape(running.process_of(container), interface, found)
+        remark = tc.shape(tc.process_of(container), interface, found)
         rows.append({"container": container, "profile": profile, "remark": remark})
         if not as_json:
             click.echo(f"{container}: {_describe(found)}{f'; {remark}' if remark else ''}")
@@ -159,12 +158,11 @@ def down(containers: tuple[str, ...], interface: str, as_json: bool) -> None:
       sudo sotto lab shape down site-peer-1 site-peer-2
       sudo sotto lab shape down
     """
-    from peer.links import containers as running
     from peer.links import network, tc
 
     _require(tc.missing)
     for container in containers:
-        running.release(running.process_of(container), interface)
+        tc.release(tc.process_of(container), interface)
     removed = [] if containers else network.clean()
     line = f"removed {len(removed)} namespaces" if removed else "nothing to remove"
     line = f"released {len(containers)} containers" if containers else line

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from peer.errors import LinkError
-from peer.links import containers
+from peer.links import tc
 from peer.links.profiles import PROFILES, find
 
 INSIDE = ["nsenter", "--target", "4711", "--net", "tc", "qdisc"]
@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[str]]]:
 
 def test_what_was_there_goes_then_comes_the_rate_and_netem_below_it(asked: Callable[[str], list[list[str]]]) -> None:
     commands = asked("")
-    assert containers.shape(4711, "eth0", find("lossy-wifi")) is None
+    assert tc.shape(4711, "eth0", find("lossy-wifi")) is None
     rate = ["rate", "20000000bit", "burst", "3028", "limit", "1250000"]
     assert commands == [
         [*INSIDE, "del", "dev", "eth0", "root"],
@@ -52,7 +52,7 @@ def test_what_was_there_goes_then_comes_the_rate_and_netem_below_it(asked: Calla
 def test_each_profile_asks_for_its_own_figures(asked: Callable[[str], list[list[str]]], name: str) -> None:
     commands = asked("")
     profile = find(name)
-    containers.shape(4711, "eth0", profile)
+    tc.shape(4711, "eth0", profile)
     words = dict(itertools.pairwise(itertools.chain(*commands[1:])))
     assert words.get("rate") == (f"{profile.up_kbit * 1000:.0f}bit" if profile.up_kbit else None)
     assert words.get("delay") == (f"{profile.latency_ms}ms" if profile.latency_ms else None)
@@ -62,7 +62,7 @@ def test_each_profile_asks_for_its_own_figures(asked: Callable[[str], list[list[
 
 def test_a_kernel_without_netem_leaves_the_rate_and_is_reported(asked: Callable[[str], list[list[str]]]) -> None:
     commands = asked(NO_NETEM)
-    remark = containers.shape(4711, "eth0", find("dsl"))
+    remark = tc.shape(4711, "eth0", find("dsl"))
     assert remark is not None
     assert "no latency and no loss: this kernel has no netem" in remark
     assert sum("tbf" in command for command in commands) == 1
@@ -71,7 +71,7 @@ def test_a_kernel_without_netem_leaves_the_rate_and_is_reported(asked: Callable[
 def test_any_other_refusal_is_an_error(asked: Callable[[str], list[list[str]]]) -> None:
     asked("RTNETLINK answers: Operation not permitted")
     with pytest.raises(LinkError, match="not permitted"):
-        containers.shape(4711, "eth0", find("dsl"))
+        tc.shape(4711, "eth0", find("dsl"))
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def inside() -> Iterator[int]:
 @pytest.mark.parametrize("name", PROFILES)
 def test_the_real_tc_understands_every_profile(inside: int, name: str) -> None:
     profile = find(name)
-    remark = containers.shape(inside, "lo", profile)
+    remark = tc.shape(inside, "lo", profile)
     assert remark is None or "qdisc kind is unknown" in remark
     shown = subprocess.run(
         ["nsenter", "--target", str(inside), "--net", "tc", "qdisc", "show", "dev", "lo"],
@@ -100,4 +100,4 @@ def test_the_real_tc_understands_every_profile(inside: int, name: str) -> None:
     ).stdout
     assert ("tbf" in shown) == bool(profile.up_kbit)
     assert ("netem" in shown) == (remark is None and bool(profile.latency_ms or profile.loss))
-    containers.release(inside, "lo")
+    tc.release(inside, "lo")
