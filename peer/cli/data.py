@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from peer.cli.app import SottoCommand, SottoGroup, is_interactive, tell
-from peer.cli.options import json_option
+from peer.cli.options import json_option, output_option
 
 
 @click.group(cls=SottoGroup)
@@ -42,9 +42,7 @@ def list_data(as_json: bool) -> None:
 
 @data.command(cls=SottoCommand)
 @click.argument("name", metavar="NAME")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Folder for the files; by default data/NAME."
-)
+@output_option("Folder for the files; by default data/NAME.", metavar="DIR")
 @click.option("--mirror", metavar="URL", help="Fetch URL/FILENAME for each file instead of using the official address.")
 @json_option
 def fetch(name: str, output: Path | None, mirror: str | None, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from peer.cli.options import (
     PASSPHRASE,
     job_options,
     load_config,
+    output_option,
     set_option,
     shorthand_options,
 )
@@ -28,13 +29,7 @@ all_keys_option = click.option(
 
 
 @click.group(cls=SottoGroup, invoke_without_command=True)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="File to write, by default peer.toml; with --peers, the folder, by default kits.",
-)
+@output_option("File to write, by default peer.toml; with --peers, the folder, by default kits.", metavar="PATH")
 @set_option
 @shorthand_options
 @click.option(

@@ -39,6 +39,14 @@ out_option = click.option(
     help="Folder for the results; by default runs/NAME.",
 )
 
+
+def output_option(text: str, *, metavar: str = "FILE", required: bool = False) -> Callable[[Command], Command]:
+    """Return the option that names what a command writes, with its help."""
+    return click.option(
+        "-o", "--output", type=click.Path(path_type=Path), metavar=metavar, required=required, help=text
+    )
+
+
 config_option = click.option(
     "-c", "--config", "config_file", metavar="FILE", type=click.Path(path_type=Path), help="Configuration file (TOML)."
 )

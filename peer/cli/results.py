@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli.app import SottoCommand, print_json, tell
-from peer.cli.options import json_option, newest_run
+from peer.cli.options import json_option, newest_run, output_option
 from peer.errors import ConfigError, SottoError, StateError
 from peer.files import instead_of
 
@@ -33,12 +33,8 @@ TOLERANCE = 1e-9
     metavar="K",
     help="Export the model of peer K of a run folder instead of the average.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="File to write, or folder with --format huggingface; by default model.safetensors or model.",
+@output_option(
+    "File to write, or folder with --format huggingface; by default model.safetensors or model.", metavar="PATH"
 )
 @click.option(
     "--format",
@@ -149,9 +145,7 @@ def export(
 
 @click.command(cls=SottoCommand)
 @click.argument("directories", metavar="[DIR...]", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="File to write; by default DIR/report.html."
-)
+@output_option("File to write; by default DIR/report.html.")
 @click.option("--offline", is_flag=True, help="Of a cluster, ask no peer: use what is in the folder.")
 @json_option
 def report(directories: tuple[Path, ...], output: Path | None, offline: bool, as_json: bool) -> None:
@@ -253,9 +247,7 @@ directories_argument = click.argument(
 
 @click.command(cls=SottoCommand)
 @directories_argument
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Also write the comparison as an HTML page."
-)
+@output_option("Also write the comparison as an HTML page.")
 @json_option
 def compare(directories: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     """Compare runs: their results, their curves, and what differs in their configurations.
@@ -313,14 +305,7 @@ def _as_json(found: list[Contender], output: Path | None) -> dict[str, Any]:
 
 @click.command(cls=SottoCommand)
 @directories_argument
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="File to write: NAME.csv, or NAME.parquet (needs the extra parquet).",
-)
+@output_option("File to write: NAME.csv, or NAME.parquet (needs the extra parquet).", required=True)
 @click.option(
     "-t",
     "--table",

@@ -73,6 +73,8 @@ def _run_script(
     from peer.errors import TaskError, UsageError
 
     with telling(lambda: "loads its libraries", every_s=STARTING_S):
+        import numpy as np
+
         from peer.library.here import DEALS, FILE
         from peer.library.random_state import draw_alike
         from peer.train.memory import keep_freed
@@ -87,7 +89,8 @@ def _run_script(
     for setting in settings:
         key, _, value = setting.partition("=")
         os.environ[ENVIRONMENT_PREFIX + key.strip().upper().replace(".", "__")] = value.strip()
-    _draw_other_numbers()
+    # Others than in processes that were forked from the same one.
+    np.random.seed()
     keep_freed()
     sys.path.insert(0, str(script.folder))
     try:
@@ -103,10 +106,3 @@ def _run_script(
     if not (base / config.state.directory).exists():
         raise UsageError(f"{script.name} came to its end and has not called sottovoce.join, so no peer has trained")
     return 0
-
-
-def _draw_other_numbers() -> None:
-    """Let NumPy draw other numbers than in processes that were forked from the same one."""
-    import numpy as np
-
-    np.random.seed()
