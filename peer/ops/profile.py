@@ -224,17 +224,14 @@ def count_products(model: nn.Module, workload: Workload) -> Products:
     forward: list[int] = []
     attention: list[int] = []
 
-    def on_linear(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        forward.append(output.numel() * module.get_parameter("weight").shape[1])
-
-    def on_conv(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    def on_product(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         forward.append(output.numel() * module.get_parameter("weight")[0].numel())
 
     def on_attention(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         # Queries by keys, and their product by values.
         attention.append(2 * output.numel() * output.shape[1])
 
-    hooks = {nn.Linear: on_linear, nn.Conv2d: on_conv, Attention: on_attention}
+    hooks = {nn.Linear: on_product, nn.Conv2d: on_product, Attention: on_attention}
     handles = [
         module.register_forward_hook(hook)
         for module in model.modules()

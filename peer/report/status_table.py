@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -60,24 +60,20 @@ def _mixed(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
     return [] if sentence is None else [Text(f"{sentence}: what came with the newer one waits for all", style="yellow")]
 
 
-def _limited(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
-    """Return a line for each limit of a device that is reached, or nearly."""
-    lines = []
+def _limited(answers: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    """Yield a line for each limit of a device that is reached, or nearly."""
     for answer in answers:
-        lines += [Text(f"{_name(answer)} is {each}", style="yellow") for each in limits_reached(answer)]
-        lines += [Text(f"{_name(answer)}: {each}", style="yellow") for each in limits_nearly_reached(answer)]
-    return lines
+        yield from (Text(f"{_name(answer)} is {each}", style="yellow") for each in limits_reached(answer))
+        yield from (Text(f"{_name(answer)}: {each}", style="yellow") for each in limits_nearly_reached(answer))
 
 
-def _private(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
-    """Return a line for each peer whose local steps are private."""
-    lines = []
+def _private(answers: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    """Yield a line for each peer whose local steps are private."""
     for answer in answers:
         if privacy := answer.get("privacy"):
             limit = "" if privacy["limit"] is None else f" of {privacy['limit']:g}"
             spent = f"{privacy['epsilon']:.2f}{limit} (δ = {privacy['delta']:g})"
-            lines.append(Text(f"{_name(answer)} has spent at most ε = {spent}", style="dim"))
-    return lines
+            yield Text(f"{_name(answer)} has spent at most ε = {spent}", style="dim")
 
 
 def _precisions(answers: Sequence[Mapping[str, Any]]) -> list[Text]:

@@ -70,8 +70,7 @@ def require(kind: str) -> None:
 
 
 def open_tracker(kind: str, run: Run) -> Tracker:
-    """Begin a run in a tracker. Raises ConfigError if its package is missing."""
-    require(kind)
+    """Begin a run in a tracker, whose packages `require` found."""
     run.folder.mkdir(parents=True, exist_ok=True)
     # Trackers start processes and databases, which may look at the folder from elsewhere.
     return KINDS[kind].open(replace(run, folder=run.folder.resolve()))

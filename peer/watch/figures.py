@@ -73,13 +73,9 @@ class Figures:
         self.average = Latest()
         self.consensus_distance: float | None = None
 
-    def after(self, peer: int) -> int:
-        """Return the last round that is known of a peer; −1 if there is none, also where others reported on it."""
-        return self.latest[peer].round if peer in self.latest else -1
-
-    def evaluated_after(self, peer: int) -> int:
-        """Return the round of its last evaluation; −1 if there is none."""
-        return self.latest[peer].evaluated if peer in self.latest else -1
+    def of(self, peer: int) -> Latest:
+        """Return what is newest of a peer, of which there may be nothing."""
+        return self.latest.get(peer, Latest())
 
     def put_rounds(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Take rows of rounds: peer, round, time, loss, payload bytes, frame bytes, waiting time."""
@@ -134,7 +130,7 @@ class MetricsFiles:
         while rows := self._new(file, store, RoundRecord, _ROUND):
             own.update(row[0] for row in rows)
             # If two files have rounds of one peer, the rows read first count: a copy has nothing new.
-            known = {peer: self._figures.after(peer) for peer in own if self._is_in_another(file, peer)}
+            known = {peer: self._figures.of(peer).round for peer in own if self._is_in_another(file, peer)}
             self._figures.put_rounds([row for row in rows if row[1] > known.get(row[0], -1)])
         columns = ("peer", "round", "split", "correct", "total", "loss", "metrics")
         while rows := self._new(file, store, EvaluationRecord, columns):
@@ -142,7 +138,7 @@ class MetricsFiles:
             self._figures.put_evaluations(
                 EvaluationRecord(**dict(zip(columns, row, strict=True)))
                 for row in rows
-                if row[0] < 0 or row[0] in own or self._figures.after(row[0]) < 0
+                if row[0] < 0 or row[0] in own or self._figures.of(row[0]).round < 0
             )
         while rows := self._new(file, store, ConsensusRecord, ("consensus_distance",)):
             self._figures.consensus_distance = rows[-1][0]

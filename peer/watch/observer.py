@@ -29,7 +29,7 @@ from peer.report.run_data import read_frame
 from peer.run.plan import build_schedule
 from peer.state.metrics import EvaluationRecord, Summary
 from peer.watch.edges import Edges, planned
-from peer.watch.figures import Figures, Latest, MetricsFiles, compared_by
+from peer.watch.figures import Figures, MetricsFiles, compared_by
 from peer.watch.snapshot import EdgeView, PeerView, Snapshot
 
 
@@ -78,8 +78,8 @@ class Observer:
         async with limit:
             try:
                 for table, after in (
-                    ("rounds", self.figures.after(member.index)),
-                    ("evaluations", self.figures.evaluated_after(member.index)),
+                    ("rounds", self.figures.of(member.index).round),
+                    ("evaluations", self.figures.of(member.index).evaluated),
                 ):
                     records, _ = await collect.fetch_page(member, self.members, table, after)
                     self._take(records, member.index)
@@ -214,7 +214,7 @@ class Observer:
 
     def _view(self, member: Member, indices: Mapping[str, int], criterion: Criterion | None) -> PeerView:
         """Return a peer by its own answer, those of others and the figures that are known."""
-        latest, answer = self.figures.latest.get(member.index, Latest()), member.answer
+        latest, answer = self.figures.of(member.index), member.answer
         has_begun = latest.round >= 0
         # For a connected peer, the reason why it cannot be asked matters.
         settled = None if member.standing is None or member.standing.state == "connected" else member.standing.sentence
@@ -265,7 +265,7 @@ class Observer:
         if self.kind == "run":
             if self._summary is not None and self._summary.ended:
                 return "stopped"
-            if self.figures.after(member.index) < 0:
+            if self.figures.of(member.index).round < 0:
                 return "starting"
         return "unreachable"
 
