@@ -168,68 +168,6 @@ def product(x: torch.Tensor, zero_point: int, weights: Weights, window: Window) 
     return acc.permute(0, 2, 3, 1).to(torch.int32).contiguous()
 
 
-def backward(
-    codes: torch.Tensor,
-    weights: Weights,
-    window: Window,
-    size: tuple[int, int],
-    factor: float,
-    mask: tuple[torch.Tensor, int] | None,
-) -> tuple[torch.Tensor, float]:
-    """Return the input gradient bfloat16[b, *size, inputs] = factor · Σ codes · weights, and its largest magnitude.
-
-    `codes: int8[b, h, w, outputs]` are those of the layer gradient. `mask` is None, or (uint8 of the result's shape,
-    number): where they are equal the gradient is 0.
-    """
-    b, rows, columns, outputs = codes.shape
-    native = kernels.native_for(codes)
-    if native is None or not window.is_native(weights.inputs, outputs):
-        acc = input_product(codes, weights, window, size)
-        gradient = (acc.to(torch.float32) * factor).to(torch.bfloat16)
-        return gradient, kernels.mask_gradient_(gradient, *(mask or (None, 0)))
-    if outputs % 4:
-        codes = functional.pad(codes, (0, -outputs % 4))
-    depthwise = window.groups > 1
-    inputs = outputs if depthwise else weights.codes.shape[3]
-    taps = [_taps(window, parity) for parity in range(window.stride)]
-    make = torch.empty if all(len(found) for _, found in taps) else torch.zeros
-    gradient = make((b, *size, inputs), dtype=torch.bfloat16)
-    largest = ffi.new("float *", 0.0)
-    stride = window.stride
-    for y, (top, row_taps) in enumerate(taps):
-        for x, (left, column_taps) in enumerate(taps):
-            if not row_taps or not column_taps or y >= size[0] or x >= size[1]:
-                continue
-            packed = packed_room(inputs, len(row_taps) * len(column_taps) * codes.shape[3])
-            sums = torch.empty(inputs, dtype=torch.int32)
-            taken = (
-                window.kernel, window.kernel, ffi.new("int32_t[]", row_taps), len(row_taps),
-                ffi.new("int32_t[]", column_taps), len(column_taps), pointer(packed), pointer(sums),
-            )  # fmt: skip
-            if depthwise:
-                native.eb_conv_pack_depthwise(pointer(weights.codes), outputs, *taken)
-            else:
-                native.eb_conv_pack_backward(pointer(weights.codes), outputs, inputs, *taken)
-            shape = ffi.new(
-                "ConvShape *",
-                {
-                    "samples": b, "height": rows, "width": columns, "channels": codes.shape[3],
-                    "rows": len(row_taps), "columns": len(column_taps), "step": 1, "top": top, "left": left,
-                    "result_height": -(-(size[0] - y) // stride), "result_width": -(-(size[1] - x) // stride),
-                    "results": inputs, "out_height": size[0], "out_width": size[1],
-                    "out_step": stride, "out_top": y, "out_left": x, "filling": 128, "flip": 128,
-                    "depthwise": depthwise,
-                },
-            )  # fmt: skip
-            done(
-                native.eb_conv_backward(
-                    shape, pointer(codes), pointer(packed), pointer(sums.mul_(128)), factor, ffi.NULL,
-                    pointer(mask[0] if mask else None), mask[1] if mask else 0, pointer(gradient), largest,
-                )
-            )  # fmt: skip
-    return gradient, largest[0]
-
-
 def input_product(codes: torch.Tensor, weights: Weights, window: Window, size: tuple[int, int]) -> torch.Tensor:
     """Return Σ codes · weights, int32[b, *size, inputs], as `product` does."""
     outputs, rows, columns, _ = weights.codes.shape
@@ -285,11 +223,12 @@ def input_gradient(
     mask: tuple[torch.Tensor, int] | None,
     added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, float]:
-    """Return the input gradient as `backward` does, from the layer gradient bfloat16[b, h, w, outputs] and the weights
-    float32[outputs, inputs / groups, kernel, kernel], which are quantized here, and the largest magnitudes of both.
+    """Return the input gradient bfloat16[b, *size, inputs], and its largest magnitude, from the layer gradient
+    bfloat16[b, h, w, outputs] and the weights float32[outputs, inputs / groups, kernel, kernel], which are quantized
+    here, and the largest magnitudes of both.
 
-    Before the mask, `added` is added to it: bfloat16[b, *size, inputs], inputs a multiple of 4, if the window `covers`
-    every pixel.
+    `mask` is None, or (uint8 of the result's shape, number): where they are equal the gradient is 0. Before it, `added`
+    is added: bfloat16[b, *size, inputs], inputs a multiple of 4, if the window `covers` every pixel.
     """
     b, rows, columns, outputs = gradient.shape
     inputs, depthwise = weight.shape[1], window.groups > 1
@@ -298,8 +237,9 @@ def input_gradient(
     if native is None or outputs % 4 or not window.is_native(inputs, outputs) or not is_ready:
         weights = quantize_weights(weight, largest_weight)
         codes, scale = kernels.quantize_gradient(gradient, largest, keys)
-        found = backward(codes, weights, window, size, scale * weights.scale, mask)
-        return found if added is None else sum_backward(found[0], added, *(mask or (None, 0)))
+        acc, masked = input_product(codes, weights, window, size), mask or (None, 0)
+        found = kernels.finish_backward(acc, scale * weights.scale, *masked)
+        return found if added is None else sum_backward(found[0], added, *masked)
     terms = window.kernel**2 * outputs
     out = torch.empty((b, *size, outputs if depthwise else up_to_4(inputs)), dtype=torch.bfloat16)
     cpu = gradient.device
@@ -337,13 +277,6 @@ def forward_shape(x: torch.Tensor, zero_point: int, window: Window, outputs: int
             "depthwise": window.groups > 1,
         },
     )  # fmt: skip
-
-
-def _taps(window: Window, parity: int) -> tuple[int, list[int]]:
-    """Return which taps reach pixels stride · j + parity of the input, in the order of the results that they belong to,
-    and the first of these less j."""
-    taps = [tap for tap in range(window.kernel) if (parity + window.padding - tap) % window.stride == 0]
-    return ((parity + window.padding - taps[-1]) // window.stride if taps else 0), taps[::-1]
 
 
 def _exact(terms: int, device: torch.device) -> torch.dtype:

@@ -45,6 +45,18 @@ def weights_of(inputs: int, outputs: int, kernel: int) -> tuple[torch.Tensor, We
     return weight, conv_kernels.quantize_weights(weight)
 
 
+def of_whole_numbers(
+    g: torch.Tensor,
+    weight: torch.Tensor,
+    weights: Weights,
+    window: Window,
+    size: tuple[int, int],
+    mask: tuple[torch.Tensor, int] | None,
+) -> tuple[torch.Tensor, float]:
+    """Return the input gradient for a layer gradient of int8, of which nothing is rounded on the way."""
+    return conv_kernels.input_gradient(g.to(torch.bfloat16), 127.0, (1, 2), weight, weights.largest, window, size, mask)
+
+
 def plain(codes: torch.Tensor) -> torch.Tensor:
     return codes.double().permute(0, 3, 1, 2)
 
@@ -79,7 +91,7 @@ def test_forward_products_are_those_of_float64(shape: tuple[int, ...]) -> None:
 def test_input_gradients_are_those_of_float64(shape: tuple[int, ...]) -> None:
     b, h, w, inputs, outputs, kernel, stride = shape
     window = Window(kernel, stride)
-    _, weights = weights_of(inputs, outputs, kernel)
+    weight, weights = weights_of(inputs, outputs, kernel)
     g = torch.randint(-127, 128, (b, window.results(h), window.results(w), outputs), dtype=torch.int8)
     exact = torch.nn.grad.conv2d_input(
         (b, weights.codes.shape[3], h, w), plain(weights.codes), plain(g), stride=stride, padding=kernel // 2
@@ -87,8 +99,8 @@ def test_input_gradients_are_those_of_float64(shape: tuple[int, ...]) -> None:
     assert torch.equal(conv_kernels.input_product(g, weights, window, (h, w)), exact.to(torch.int32))
     x = image(shape, 10)
     for mask in (None, (x, 10)):
-        found, largest = conv_kernels.backward(g, weights, window, (h, w), 0.037, mask)
-        expected = (exact.float() * 0.037).to(torch.bfloat16)
+        found, largest = of_whole_numbers(g, weight, weights, window, (h, w), mask)
+        expected = (exact.float() * weights.scale).to(torch.bfloat16)
         if mask is not None:
             expected.masked_fill_(x == 10, 0)
         assert torch.equal(found, expected)
@@ -136,7 +148,7 @@ def test_channels_one_at_a_time(b: int, h: int, w: int, channels: int, kernel: i
     window = Window(kernel, stride, groups=channels)
     sizes = {"stride": stride, "padding": kernel // 2, "groups": channels}
     x = image((b, h, w, channels), 50)
-    _, weights = weights_of(1, channels, kernel)
+    weight, weights = weights_of(1, channels, kernel)
     levels = weights.codes[..., :1].permute(0, 3, 1, 2).double()
     expected = functional.conv2d(plain(x)[:, :channels] - 50, levels, **sizes).permute(0, 2, 3, 1)
     scale, shift = torch.rand(channels) * 0.01, torch.rand(channels) * 200
@@ -150,10 +162,10 @@ def test_channels_one_at_a_time(b: int, h: int, w: int, channels: int, kernel: i
     g = torch.randint(-127, 128, tuple(expected.shape), dtype=torch.int8)
     exact = torch.nn.grad.conv2d_input((b, channels, h, w), levels, plain(g), **sizes).permute(0, 2, 3, 1)
     for mask in (None, (x, int(x[0, 0, 0, 0]))):
-        wanted = (exact.float() * 0.037).to(torch.bfloat16)
+        wanted = (exact.float() * weights.scale).to(torch.bfloat16)
         if mask is not None:
             wanted.masked_fill_(x[..., :channels] == mask[1], 0)
-        found, largest = conv_kernels.backward(g, weights, window, (h, w), 0.037, mask)
+        found, largest = of_whole_numbers(g, weight, weights, window, (h, w), mask)
         assert torch.equal(found[..., :channels], wanted)
         assert largest == wanted.abs().max()
 
@@ -184,12 +196,8 @@ def test_groups_of_several_channels(inputs: int, outputs: int, groups: int) -> N
     assert torch.equal(highs, expected.amax(dim=(0, 1, 2)).to(torch.int32))
     g = torch.randint(-127, 128, tuple(expected.shape), dtype=torch.int8)
     exact = torch.nn.grad.conv2d_input((2, inputs, 5, 4), levels, plain(g), **sizes).permute(0, 2, 3, 1)
-    found, _ = conv_kernels.backward(g, weights, window, (5, 4), 0.037, None)
-    assert torch.equal(found, (exact.float() * 0.037).to(torch.bfloat16))
-    # From codes that are whole numbers, nothing is rounded on the way.
+    found, _ = of_whole_numbers(g, weight, weights, window, (5, 4), None)
+    assert torch.equal(found, (exact.float() * weights.scale).to(torch.bfloat16))
     gradient = g.to(torch.bfloat16)
-    largest, largest_weight = 127.0, weight.abs().max().item()
-    found, _ = conv_kernels.input_gradient(gradient, largest, (1, 2), weight, largest_weight, window, (5, 4), None)
-    assert torch.equal(found, (exact.float() * (largest_weight / 127.0)).to(torch.bfloat16))
     by_weight = torch.nn.grad.conv2d_weight(plain(x) - 50, list(weight.shape), plain(gradient), **sizes)
     assert torch.equal(conv_kernels.weight_gradient(x, 50, gradient, inputs, window, 1.0), by_weight.float())
