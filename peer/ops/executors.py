@@ -108,7 +108,9 @@ def open_executor(kind: Kind = "local", *, workers: int = 1, address: str | None
             return
         # Not forked: a process that has threads, as torch's, may leave a lock behind in the fork.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts) as pool:
+        # Ctrl-C goes to all processes of a terminal; the first one decides what it means.
+        ignored = signal.SIGINT, signal.SIG_IGN
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=signal.signal, initargs=ignored) as pool:
             yield Computing(pool, workers)
         return
     if find_spec(_MODULES[kind]) is None:
@@ -165,8 +167,3 @@ class _Ray(Executor):
         # Ray does not say when a task begins; a future that was cancelled could not take its result.
         future.set_running_or_notify_cancel()
         return future
-
-
-def _ignore_interrupts() -> None:
-    # Ctrl-C goes to all processes of a terminal; the first one decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

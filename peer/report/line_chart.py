@@ -130,7 +130,7 @@ def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> Chart:
 
     Points that are not finite, or not positive on a logarithmic axis, are left out.
     """
-    lines = [line for line in (_drawable(line, x, y) for line in lines) if line.points]
+    lines = [line for line in (drawable(line, x, y) for line in lines) if line.points]
     if not lines:
         return Chart(title, None)
     heights = [p[1] for line in lines for p in line.points] + [h for line in lines for p in line.band for h in p[1:]]
@@ -184,7 +184,9 @@ class _Scale:
         return self.start + place * (self.end - self.start)
 
 
-def _drawable(line: Line, x: Axis, y: Axis) -> Line:
+def drawable(line: Line, x: Axis, y: Axis) -> Line:
+    """Return a line without the points that are not finite, or not positive on a logarithmic axis."""
+
     def fits(a: float, *heights: float) -> bool:
         return all(math.isfinite(v) and (v > 0 or not axis.log) for axis, v in ((x, a), *((y, b) for b in heights)))
 

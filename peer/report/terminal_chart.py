@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from peer.report.line_chart import Axis, Line
+from peer.report.line_chart import Axis, Line, drawable
 
 COLOURS = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_black", "white")
 """Colours of the first curve, the second, and so on."""
@@ -22,7 +22,8 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 def terminal_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, *, width: int, height: int = 12) -> Text:
     """Return a chart of `width` columns and `height` rows and its axis; empty if there is nothing to draw."""
-    points = [(a, b) for line in lines for a, b in line.points if _drawable(a, x) and _drawable(b, y)]
+    lines = [drawable(line, x, y) for line in lines]
+    points = [point for line in lines for point in line.points]
     if not points:
         return Text()
     low, high = _limits([_place(b, y) for _, b in points])
@@ -40,7 +41,6 @@ def terminal_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, *, width
                 round((high - _place(b, y)) / (high - low) * (4 * height - 1)),
             )
             for a, b in line.points
-            if _drawable(a, x) and _drawable(b, y)
         ]
         dots = _joined(places)
         for column, row in dots:
@@ -73,10 +73,6 @@ def _joined(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         steps = max(abs(c - a), abs(d - b), 1)
         dots += [(a + round((c - a) * step / steps), b + round((d - b) * step / steps)) for step in range(1, steps + 1)]
     return dots
-
-
-def _drawable(value: float, axis: Axis) -> bool:
-    return math.isfinite(value) and (value > 0 or not axis.log)
 
 
 def _place(value: float, axis: Axis) -> float:

@@ -25,11 +25,6 @@ BATCH = 128
 """Samples of the pass, and of a batch in it; a smaller training set is passed over once."""
 
 
-def has_statistics(model: torch.nn.Module) -> bool:
-    """Return whether the model has norms with running statistics, or ranges."""
-    return bool(_tracking(model))
-
-
 def collect_statistics_(model: torch.nn.Module, task: Task, data: Data, *, seed: int, device: torch.device) -> None:
     """Set the running statistics of the model to those of the pass over `data`. The model is in training mode, and the
     state of torch's generator is left as it was."""
@@ -54,7 +49,7 @@ def statistics_of_average(
     model: torch.nn.Module, task: Task, data: Data, *, seed: int, device: torch.device
 ) -> Iterator[None]:
     """Within this context the model has the statistics of the pass; afterwards its own again."""
-    if not has_statistics(model):
+    if not _tracking(model):
         yield
         return
     with buffers_kept(model):

@@ -14,7 +14,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -178,22 +178,14 @@ class StudyFolder:
         The simulator knows the stated step but not the processor. The cell without limits contains the work of the
         peers on this machine.
         """
-        rounds = self.rounds_to_target(contender)
         found, _ = self.prediction(contender, measured.profile)
-        if found is None:
-            return Row(cell=measured, rounds_to_target=rounds)
+        row = Row(cell=measured, rounds_to_target=self.rounds_to_target(contender), simulated_round_s=found)
         unshaped = self.cells().get((contender, UNSHAPED, measured.seed))
-        if measured.profile == UNSHAPED or unshaped is None:
-            return Row(cell=measured, rounds_to_target=rounds, simulated_round_s=found)
+        if found is None or measured.profile == UNSHAPED or unshaped is None:
+            return row
         alone = unshaped.result.round_s
         foreseen = alone + found - self.study.step_s
-        return Row(
-            cell=measured,
-            rounds_to_target=rounds,
-            simulated_round_s=found,
-            predicted_round_s=foreseen,
-            predicted_link_share=1 - alone / foreseen,
-        )
+        return replace(row, predicted_round_s=foreseen, predicted_link_share=1 - alone / foreseen)
 
     def _measure(self, contender: Contender, profile: str, seed: int, rounds: int) -> cell.CellResult:
         study = self.study

@@ -237,9 +237,5 @@ def _speed() -> int:
 @cache
 def _speed_of_tier(widest_registers: int, byte_instructions: int) -> int:
     """Return `eb_linear_speed` with the limits that are set now."""
-    return _kernels().eb_linear_speed()
-
-
-def _kernels() -> Kernels:
-    assert lib is not None, "without the kernels no weights are packed"
-    return lib
+    assert lib is not None
+    return lib.eb_linear_speed()
