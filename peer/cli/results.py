@@ -228,7 +228,7 @@ def replay(scenario: Path, as_json: bool) -> None:
         print_json(result, indent=None)
     else:
         steps = f"{len(result['x']) - 1} {'events' if content.events else 'rounds'}"
-        click.echo(f"{content.algorithm}: {content.num_nodes} nodes, {steps}")
+        click.echo(f"{content.algorithm}: {len(content.curvature)} nodes, {steps}")
         for node, values in enumerate(result.get("z", result["x"])[-1]):
             shown = "  ".join(f"{value:.6g}" for value in values[:6])
             click.echo(f"  node {node}  {shown}{'  …' if len(values) > 6 else ''}")

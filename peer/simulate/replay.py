@@ -35,7 +35,7 @@ from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
 from peer.gossip.pairs.node import PairNode
 from peer.gossip.topology import Turns
-from peer.random import PhiloxSource
+from peer.random import PeerDraws
 from peer.state.foreign_files import read_json
 from peer.train.momentum import Momentum
 from peer.wire.message import Message
@@ -86,55 +86,21 @@ class Scenario:
 
     file: str
     algorithm: str
-    layout: Layout
-    rounds: int
+    common: NodeContext
+    """The context of node 0: the others have all but two fields in common with it."""
+    source: RecordedSource
     curvature: Float64Array
     target: Float64Array
     x0: Float64Array
     rates: tuple[float, ...]
     """γ of each round (of each event)."""
-    schedule: Turns
-    compressor: Compressor
-    theta: tuple[float, ...]
-    verified: bool
-    averaging_rate: float
-    uniforms: Float64Array | None
     momentum: Mapping[str, Any]
     events: tuple[tuple[Any, ...], ...]
-    final: FinalRounds
-    server: ServerOptions
-    low_rank: LowRankOptions
-    whole_below: int
-    seed: int
     expect: Mapping[str, Any] | None
-
-    @property
-    def num_nodes(self) -> int:
-        return self.schedule.num_peers
-
-    @property
-    def momentum_of_mean(self) -> bool:
-        """Whether momentum acts on the mean of all gradients."""
-        return ALGORITHMS[self.algorithm].spec.acts_on_mean(self.momentum.get("kind", "none"))
 
     def node(self, peer: int) -> NodeContext:
         """Return the context of one node."""
-        return NodeContext(
-            peer=peer,
-            schedule=self.schedule,
-            layout=self.layout,
-            draw_source=RecordedSource(self.uniforms, self.layout, PhiloxSource(self.seed, peer), peer),
-            compressor=self.compressor,
-            averaging_rate=self.averaging_rate,
-            whole_below=self.whole_below,
-            rounds=self.rounds,
-            # θ is the file's, even if codes carry hashes: a θ that is too small is repaired and stays.
-            modulo=ModuloOptions(theta=self.theta, verified=self.verified),
-            final=self.final,
-            server=self.server,
-            low_rank=self.low_rank,
-            momentum=partial(Momentum, **self.momentum) if self.momentum_of_mean else NoMomentum,
-        )
+        return replace(self.common, peer=peer, draw_source=replace(self.source, peer=peer))
 
     def gradient(self, node: int, z: FloatArray) -> Float64Array:
         """Return the exact gradient of the node's objective at `z`."""
@@ -143,8 +109,8 @@ class Scenario:
 
     def carry(self, message: Message) -> Message:
         """Return the message after a way over the wire: encoded to bytes and decoded again."""
-        frame = wire.encode(message, self.layout)
-        return wire.decode(frame, self.layout, dtype=np.float64)
+        frame = wire.encode(message, self.common.layout)
+        return wire.decode(frame, self.common.layout, dtype=np.float64)
 
 
 def replay(scenario: Scenario) -> Trajectory:
@@ -155,13 +121,13 @@ def replay(scenario: Scenario) -> Trajectory:
     """
     if ALGORITHMS[scenario.algorithm].spec.asynchronous:
         return _replay_events(scenario)
-    peers = range(scenario.num_nodes)
+    peers = range(len(scenario.curvature))
     algorithms = [build(scenario.algorithm, scenario.node(i), scenario.x0) for i in peers]
-    of_mean = scenario.momentum_of_mean
+    of_mean = scenario.common.momentum is not NoMomentum
     momenta = [Momentum() if of_mean else Momentum(**scenario.momentum) for _ in peers]
     result: Trajectory = {"x": [], "z": [], "u": []}
     _record(result, algorithms)
-    for t in range(scenario.rounds):
+    for t in range(scenario.common.rounds):
         before = [algorithm.model().copy() for algorithm in algorithms]
         gradients, rates = [], []
         for i, algorithm in enumerate(algorithms):
@@ -213,7 +179,7 @@ def run_round(
 
 def _replay_events(scenario: Scenario) -> Trajectory:
     """Run the serial events of an asynchronous algorithm; event number e uses γ, θ and uniforms number e."""
-    nodes = [build_pair_node(scenario.algorithm, scenario.node(i), scenario.x0) for i in range(scenario.num_nodes)]
+    nodes = [build_pair_node(scenario.algorithm, scenario.node(i), scenario.x0) for i in range(len(scenario.curvature))]
     momenta = [Momentum(**scenario.momentum) for _ in nodes]
     read: dict[int, FloatArray] = {}
     result: Trajectory = {"x": [], "z": [], "u": []}
@@ -246,17 +212,20 @@ def _record(result: Trajectory, nodes: Sequence[Algorithm] | Sequence[PairNode])
     result["u"].append([float(node.u) for node in nodes])
 
 
+@dataclass(frozen=True)
 class RecordedSource:
     """Draws from a scenario file; those that it does not give come from the product's own generator."""
 
-    def __init__(self, uniforms: Float64Array | None, layout: Layout, fallback: PhiloxSource, peer: int) -> None:
-        self._uniforms, self._layout, self._fallback, self._peer = uniforms, layout, fallback, peer
+    uniforms: Float64Array | None
+    layout: Layout
+    seed: int
+    peer: int
 
     def draws(self, t: int) -> Draws:
-        if self._uniforms is None:
-            return self._fallback.draws(t)
-        row = self._uniforms[t]
-        return RecordedDraws(row[self._peer] if row.ndim == 2 else row, self._layout)
+        if self.uniforms is None:
+            return PeerDraws(self.seed, self.peer, t)
+        row = self.uniforms[t]
+        return RecordedDraws(row[self.peer] if row.ndim == 2 else row, self.layout)
 
 
 @dataclass(frozen=True)
@@ -296,35 +265,42 @@ def parse_scenario(tree: object, file: str = "scenario") -> Scenario:
     objective = _Reader(read.table("objective"), file, "objective.")
     compressor, theta, verified = _read_compressor(read, spec.modulo, rounds)
     by_layer = read.choice("factor_exponents", ("vector", "layer"), "vector") == "layer"
+    momentum = _read_momentum(read, spec.asynchronous, layout)
+    of_mean = spec.acts_on_mean(momentum.get("kind", "none"))
+    source = RecordedSource(_read_uniforms(read, nodes, dim, rounds), layout, read.whole("seed", 0), 0)
     return Scenario(
         file=file,
         algorithm=name,
-        layout=layout,
-        rounds=rounds,
+        source=source,
         curvature=objective.array("curvature", (nodes, dim)),
         target=objective.array("target", (nodes, dim)),
         x0=read.array("x0", (dim,)),
         rates=read.per_round("lr", rounds),
-        schedule=_read_schedule(read, nodes, spec),
-        compressor=compressor,
-        theta=theta,
-        verified=verified,
-        averaging_rate=read.number("averaging_rate", 1.0),
-        uniforms=_read_uniforms(read, nodes, dim, rounds),
-        momentum=_read_momentum(read, spec.asynchronous, layout),
+        momentum=momentum,
         events=events,
-        final=FinalRounds(
-            count=read.whole("final_rounds", 0, most=rounds),
-            averaging_rate=read.number("final_averaging_rate", 1.0),
+        common=NodeContext(
+            peer=0,
+            schedule=_read_schedule(read, nodes, spec),
+            layout=layout,
+            draw_source=source,
+            compressor=compressor,
+            averaging_rate=read.number("averaging_rate", 1.0),
+            whole_below=read.whole("whole_below", 0),
+            rounds=rounds,
+            # θ is the file's, even if codes carry hashes: a θ that is too small is repaired and stays.
+            modulo=ModuloOptions(theta=theta, verified=verified),
+            final=FinalRounds(
+                count=read.whole("final_rounds", 0, most=rounds),
+                averaging_rate=read.number("final_averaging_rate", 1.0),
+            ),
+            server=_read_server(read),
+            low_rank=LowRankOptions(
+                rank=read.whole("rank", 4, least=1),
+                bits=read.whole("factor_bits", 8, least=2, most=16),
+                exponents="layer" if by_layer else "vector",
+            ),
+            momentum=partial(Momentum, **momentum) if of_mean else NoMomentum,
         ),
-        whole_below=read.whole("whole_below", 0),
-        server=_read_server(read),
-        low_rank=LowRankOptions(
-            rank=read.whole("rank", 4, least=1),
-            bits=read.whole("factor_bits", 8, least=2, most=16),
-            exponents="layer" if by_layer else "vector",
-        ),
-        seed=read.whole("seed", 0),
         expect=read.table("expect") if "expect" in tree else None,
     )
 
