@@ -11,7 +11,7 @@ from itertools import accumulate
 from peer.records import ACCURACY, Criterion, RoundRecord
 from peer.report.line_chart import Axis, Chart, Line, line_chart, smooth, thin_out
 from peer.report.numbers import significant
-from peer.report.run_data import RunData, mean
+from peer.report.run_data import RunData, grouped, mean
 
 MOST_POINTS = 200
 """Points of one curve: more than the chart has room for."""
@@ -62,10 +62,7 @@ def worst_figure(data: RunData, criterion: Criterion) -> list[tuple[int, float]]
     """Return (completed rounds, figure of the worst peer) on the common test set."""
     own = _test_figures(data, criterion)
     own.pop(-1, None)
-    by_round: dict[int, list[float]] = {}
-    for points in own.values():
-        for done, value in points:
-            by_round.setdefault(done, []).append(value)
+    by_round = grouped(point for points in own.values() for point in points)
     # A round that only some of its members have finished says nothing about the worst of all.
     gone = gone_peers(data)
     spans = [(one[0][0], one[-1][0] if peer in gone else math.inf) for peer, one in own.items()]
@@ -123,12 +120,9 @@ def figure_charts(data: RunData, criterion: Criterion) -> list[Chart]:
 
 def _test_figures(data: RunData, criterion: Criterion) -> dict[int, list[tuple[int, float]]]:
     """Return peer (−1: the averaged model) → (completed rounds, figure) on the common test set."""
-    found: dict[int, list[tuple[int, float]]] = {}
-    for row in data.evaluations:
-        value = row.figure(criterion) if row.split == "test" else None
-        if value is not None and math.isfinite(value):
-            found.setdefault(row.peer, []).append((row.round, value))
-    return found
+    tested = [row for row in data.evaluations if row.split == "test"]
+    known = [(row, value) for row in tested if (value := row.figure(criterion)) is not None and math.isfinite(value)]
+    return grouped((row.peer, (row.round, value)) for row, value in known)
 
 
 def loss_charts(data: RunData) -> list[Chart]:
@@ -231,11 +225,7 @@ def _mean_and_worst(
 
 def _smoothed(data: RunData, reading: Reading, most: int) -> dict[int, list[float]]:
     """Return completed rounds → values of the peers' smoothed curves there."""
-    found: dict[int, list[float]] = {}
-    for peer in data.peers:
-        for done, value in _smooth_peer(data, peer, reading, most):
-            found.setdefault(done, []).append(value)
-    return found
+    return grouped(point for peer in data.peers for point in _smooth_peer(data, peer, reading, most))
 
 
 def _smooth_peer(data: RunData, peer: int, reading: Reading, most: int) -> list[tuple[int, float]]:
@@ -245,11 +235,7 @@ def _smooth_peer(data: RunData, peer: int, reading: Reading, most: int) -> list[
 
 def _over_peers(data: RunData, reading: Reading) -> list[tuple[int, float]]:
     """Return (completed rounds, mean of the peers)."""
-    values: dict[int, list[float]] = {}
-    for record in data.rounds:
-        value = reading(record)
-        if value is not None:
-            values.setdefault(record.round + 1, []).append(value)
+    values = grouped((r.round + 1, value) for r in data.rounds if (value := reading(r)) is not None)
     return [(done, mean(values[done])) for done in sorted(values)]
 
 

@@ -8,12 +8,12 @@ collected metrics in collected/peer-K.sqlite, and the configuration is that of a
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from peer.config.options import load
 from peer.config.writer import render
@@ -22,6 +22,8 @@ from peer.files import instead_of
 from peer.foreign_values import parse_toml
 from peer.records import RoundRecord
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary, measured
+
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -72,10 +74,7 @@ class RunData:
 
     @cached_property
     def _by_peer(self) -> dict[int, list[RoundRecord]]:
-        found: dict[int, list[RoundRecord]] = {}
-        for record in self.rounds:
-            found.setdefault(record.peer, []).append(record)
-        return found
+        return grouped((record.peer, record) for record in self.rounds)
 
 
 def load_run(directory: Path) -> RunData:
@@ -188,3 +187,11 @@ def _reason(error: Exception) -> str:
 def mean(values: Sequence[float]) -> float:
     """Return the arithmetic mean of at least one number."""
     return sum(values) / len(values)
+
+
+def grouped(pairs: Iterable[tuple[int, Item]]) -> dict[int, list[Item]]:
+    """Return number → what comes with it, in order."""
+    found: dict[int, list[Item]] = {}
+    for number, item in pairs:
+        found.setdefault(number, []).append(item)
+    return found
