@@ -43,7 +43,10 @@ class SharedForkServer(ForkServer):
 
 @pytest.fixture(scope="session")
 def _warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
-    with WarmPython(tmp_path_factory.mktemp("warm")) as server:
+    with (
+        WarmPython(tmp_path_factory.mktemp("libraries")) as below,
+        WarmPython(tmp_path_factory.mktemp("warm"), below) as server,
+    ):
         yield server
 
 

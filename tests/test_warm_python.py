@@ -16,6 +16,7 @@ from tests.warm_python import WarmPython
 pytestmark = pytest.mark.usefixtures("warm_python")
 
 PYTHON = sys.executable
+ROOT = Path(__file__).parents[1]
 SAYS_ALL = """
 import os, resource, sys
 print(sys.argv[1:], sys.path[:2], sys.stdin.read(), os.getcwd())
@@ -58,10 +59,48 @@ def test_a_process_prints_and_ends_as_one_of_the_interpreter(words: tuple[str, .
     assert ended[1] == ended[0]
 
 
-def test_libraries_are_there_and_nothing_of_the_repository() -> None:
-    code = "import sys; print('torch' in sys.modules, any(name.split('.')[0] == 'peer' for name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "True False\n"
+@pytest.mark.parametrize(
+    ("settings", "finds", "loaded"),
+    [
+        ({}, ROOT, True),
+        ({"PYTHONPATH": "/more"}, ROOT, True),
+        ({"PYTHONPATH": f"{ROOT}:other"}, ROOT, True),
+        ({"PYTHONPATH": f"other:{ROOT}"}, Path("other"), False),
+        ({"PYTHONPATH": "other", "PYTHONSAFEPATH": "1"}, Path("other"), False),
+        ({"SOTTOVOCE_NATIVE": "0"}, ROOT, False),
+    ],
+    ids=str,
+)
+def test_libraries_are_there_and_peer_where_it_is_the_one_that_is_found(
+    settings: dict[str, str], finds: Path, loaded: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "other" / "peer").mkdir(parents=True)
+    (tmp_path / "other" / "peer" / "__init__.py").touch()
+    code = "import sys; print('torch' in sys.modules, 'peer' in sys.modules); import peer; print(peer.__path__[0])"
+    environment = {"PATH": os.environ["PATH"], **settings}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[0] == f"True {loaded}"
+    assert (tmp_path / done.stdout.splitlines()[1]).samefile(tmp_path / finds / "peer")
+
+
+def test_another_peer_in_the_folder_of_a_command_or_of_a_script_is_the_one_that_is_found(tmp_path: Path) -> None:
+    (tmp_path / "peer").mkdir()
+    (tmp_path / "peer" / "__init__.py").write_text("print('the other one')")
+    script = tmp_path / "script.py"
+    script.write_text("import peer")
+    for words, folder in (("-c import peer", tmp_path), ("script.py", tmp_path), (str(script), ROOT)):
+        command = [sys.executable, *words.split(" ", 1)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        assert done.stdout == "the other one\n"
+
+
+def test_what_imports_set_in_the_environment_is_set_in_each_process() -> None:
+    code = "import os, peer.net.rpc; print(os.environ['GRPC_DNS_RESOLVER'], os.environ['GRPC_VERBOSITY'])"
+    environment = {**os.environ, "GRPC_VERBOSITY": "info"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "native info\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

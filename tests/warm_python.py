@@ -1,9 +1,10 @@
-"""A Python that starts at once: forked from a process that has imported the libraries of a peer, and nothing of `peer`.
+"""A Python that starts at once: forked from a process that has imported what a peer consists of.
 
-Hundreds of processes of the suite import torch, which takes each of them seconds of processor time. `executable` is a
-program that stands in for the interpreter: it hands its command, its open files, its limits and its environment to a
-server, which forks a process that does the rest; signals go there, and its exit code comes back. Modules of the
-repository, or of another release on PYTHONPATH, are imported by each process itself, as from the shell.
+Hundreds of processes of the suite import torch and `peer`, which takes each of them seconds of processor time.
+`executable` is a program that stands in for the interpreter: it hands its command, its open files, its limits and its
+environment to a server, which forks a process that does the rest; signals go there, and its exit code comes back. There
+are two servers: one has imported the libraries alone, the other one, forked from it, `peer` as well. Who would find
+another release, on PYTHONPATH or in the working directory, or other kernels, is forked from the first.
 
 What a forked process cannot do is left to the interpreter: other options and users, preloaded libraries, and variables
 that Python reads before it begins. Tests of imports and of starts use the interpreter.
@@ -30,6 +31,8 @@ LIBRARIES = """
     torch._dynamo torch.distributed numpy google.protobuf.message pydantic cryptography.x509 click rich.console
     safetensors.torch tomlkit xxhash zstandard
 """
+OF_PEER = "peer.cli.fork_server peer.ops.local_cluster peer.ops.export peer.simulate.run peer.lab.study.folder"
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _ROOM_FOR_COMMAND_LINE = " " * 1024
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _TAKEN_OVER = {
@@ -43,20 +46,27 @@ _LIMITS = [value for name, value in vars(resource).items() if name.startswith("R
 _MOST_FILES = 253
 _MOST_BYTES = 1 << 17
 _LOOKS_FOR_PARENT_S = 0.5
+_set_by_imports: dict[str, str] = {}
+"""Variables that the imports of the server have set: those of a forked process would set them again."""
 
 
 class WarmPython:
     """The server, and the program that stands in for the interpreter. It imports nothing before it is first used."""
 
-    def __init__(self, folder: Path) -> None:
-        address = folder / "socket"
-        self.executable = folder / "python"
-        ours = (sys.executable, "-IS", __file__, "client", str(address), sys.executable)
+    def __init__(self, folder: Path, below: WarmPython | None = None) -> None:
+        """`below`: one that has the libraries. This one is forked from it, has `peer` as well, and hands on to it
+        whoever would find another one."""
+        self.address, self.executable = str(folder / "socket"), folder / "python"
+        plain = self if below is None else below
+        ours = (sys.executable, "-IS", __file__, "client", self.address, sys.executable, plain.address)
         self.executable.write_text(f'#!/bin/sh\nexec {shlex.join(ours)} "$@"\n')
         self.executable.chmod(0o755)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         self._server = subprocess.Popen(
-            [sys.executable, "-P", __file__, "server", str(address), str(self.executable), _ROOM_FOR_COMMAND_LINE],
+            [
+                *(sys.executable if below is None else str(below.executable), "-P", __file__, "server", self.address),
+                *(str(self.executable), LIBRARIES if below is None else OF_PEER, _ROOM_FOR_COMMAND_LINE),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | environment,
@@ -82,10 +92,10 @@ class WarmPython:
 # -- the program that stands in ----------------------------------------------------------------------------------------
 
 
-def be_client(address: str, interpreter: str, words: list[str]) -> None:
-    """Have the server do what these words ask the interpreter for, and end as that does."""
+def be_client(address: str, interpreter: str, plain: str, words: list[str]) -> None:
+    """Have a server do what these words ask the interpreter for, and end as that does."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(address)
+    connection.connect(address if _finds_peer_here(words) else plain)
     if not _can_be_forked(words, connection):
         os.execv(interpreter, [interpreter, *words])
     numbers = [number for number in map(int, os.listdir("/proc/self/fd")) if _is_inherited(number)]
@@ -116,6 +126,17 @@ def be_client(address: str, interpreter: str, words: list[str]) -> None:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _finds_peer_here(words: list[str]) -> bool:
+    """Whether the interpreter would import `peer` from this repository, with the kernels that are built for it."""
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if "-P" not in words and "PYTHONSAFEPATH" not in os.environ:
+        script = next((word for word in words if word != "-u"), "-")
+        folders.insert(0, os.getcwd() if script.startswith("-") else os.path.dirname(os.path.realpath(script)))
+    found = (each for folder in filter(None, folders) if os.path.exists(each := os.path.join(folder, "peer")))
+    ours = os.path.join(_HERE, "peer")
+    return os.path.samefile(next(found, ours), ours) and "SOTTOVOCE_NATIVE" not in os.environ
 
 
 def _can_be_forked(words: list[str], connection: socket.socket) -> bool:
@@ -155,7 +176,7 @@ def _is_inherited(number: int) -> bool:
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
-def serve(address: str) -> tuple[dict[str, Any], list[int]] | None:
+def serve(address: str, libraries: list[str]) -> tuple[dict[str, Any], list[int]] | None:
     """Fork a process for every connection, and report how each ended, until the standard input closes.
 
     Returns twice and more: in every forked process with what it is to do and its files, and at last here with None.
@@ -202,7 +223,7 @@ def serve(address: str) -> tuple[dict[str, Any], list[int]] | None:
                 client.close()  # It went to the interpreter.
                 continue
             if not is_warm:
-                warm()
+                warm(libraries)
                 is_warm = True
             process = os.fork()
             if not process:
@@ -218,13 +239,15 @@ def serve(address: str) -> tuple[dict[str, Any], list[int]] | None:
                 os.close(file)
 
 
-def warm() -> None:
+def warm(libraries: list[str]) -> None:
     """Import the libraries, and let no collection of garbage write to what they are."""
     import gc
     import importlib
 
-    for name in LIBRARIES.split():
+    before = {*os.environ}
+    for name in libraries:
         importlib.import_module(name)
+    _set_by_imports.update({name: os.environ[name] for name in os.environ.keys() - before})
     gc.collect()
     gc.freeze()
 
@@ -259,7 +282,7 @@ def become(order: dict[str, Any], files: list[int], executable: str) -> None:
     for number in _FORWARDED:
         usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in order["ignored"] else usual)
-    environment = order["environment"]
+    environment = _set_by_imports | order["environment"]
     if environment.get("SOTTO_PARENT") == str(order["parent"]):
         environment["SOTTO_PARENT"] = str(os.getppid())
     os.environ.clear()
@@ -377,8 +400,8 @@ def _run(kind: str, what: str) -> None:
 
 
 if __name__ == "__main__":
-    role, address, given, *rest = sys.argv[1:]
+    role, address, given, what, *rest = sys.argv[1:]
     if role == "client":
-        be_client(address, given, rest)
-    elif (begun := serve(address)) is not None:
+        be_client(address, given, what, rest)
+    elif (begun := serve(address, what.split())) is not None:
         become(*begun, given)

@@ -150,6 +150,7 @@ def test_the_service_manager_is_told_at_every_look(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_a_daemon_tells_of_its_start_its_progress_and_its_end(tmp_path: Path) -> None:
     config = load(environment={}, overrides=["run.rounds=80", "peer.min_step_s=0.05", "evaluation.every_rounds=20"])
     (file,) = write_cluster(tmp_path / "kits", config, [Host("127.0.0.1", free_ports(1)[0])])

@@ -29,7 +29,8 @@ _MISSING = missing_tools()
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.timeout(900),  # Three processes that load torch, on machines that may be busy.
+    pytest.mark.timeout(900),  # On machines that may be busy.
+    pytest.mark.usefixtures("warm_python"),
     pytest.mark.skipif(_MISSING is not None, reason=f"address translation cannot be set up here: {_MISSING}"),
 ]
 
