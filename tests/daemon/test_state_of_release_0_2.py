@@ -1,5 +1,11 @@
 """What release 0.2 wrote is read: state folders of peers that were killed, which lead to the same bits, and
-configurations."""
+configurations.
+
+An installation of 0.2.0 made the fixtures. In each case three peers trained until they were past a checkpoint, and were
+killed with SIGKILL, so that their journals hold what happened since; in the case `joined`, when a fourth had begun to
+join them. `expected.json` says where that release came back to from a copy of each folder, and, where a run has rounds,
+with which bits it ended; `configurations.json` what it read from each configuration.
+"""
 
 from __future__ import annotations
 
