@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import Any
 
@@ -10,18 +10,23 @@ import numpy as np
 
 from peer import compress, gossip
 from peer.compress.base import Compressor
+from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import SecurityError
 from peer.gossip.base import AlgorithmSpec, NodeContext
 from peer.gossip.membership import Newcomer
+from peer.gossip.options import LowRankOptions, ModuloOptions
 from peer.gossip.topology import Schedule, build_schedule
+from peer.gossip.views import ViewSchedule
 from peer.node.disk_state import DiskState, Durability
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
+from peer.random import PhiloxSource
 from peer.state.disk import Disk
+from peer.train.momentum import Momentum
 from peer.wire.last_codes import LastCodes
 from tests.node.local_steps import KeptSteps, OfScript, Step
 
@@ -68,6 +73,30 @@ def compressor_of(spec: AlgorithmSpec, *, bits: int = 7, verified: bool = True) 
     if spec.needs_unbiased:
         return compress.build("qsgd", bits=bits, unbiased=True)
     return compress.build("top_k", fraction=0.4) if spec.compresses else compress.build("none")
+
+
+def node(
+    algorithm: str,
+    peer: int,
+    schedule: Schedule | ViewSchedule,
+    layout: Layout,
+    *,
+    theta: float,
+    verified: bool = True,
+    **more: Any,
+) -> NodeContext:
+    """Return what an algorithm is made from; `more` as for `NodeContext`. `verified`: whether codes tell whether they
+    were read right, after which θ is adapted."""
+    spec = gossip.ALGORITHMS[algorithm].spec
+    fields: dict[str, Any] = {
+        "draw_source": PhiloxSource(7, peer),
+        # D² needs eigenvalues above −1/3.
+        "averaging_rate": spec.default_averaging_rate or (0.3 if spec.compresses else 1.0),
+        "modulo": ModuloOptions(theta=(theta,), theta_mode="verified" if verified else "constant", verified=verified),
+        "low_rank": LowRankOptions(rank=1),
+        "momentum": partial(Momentum, "nesterov"),
+    }
+    return NodeContext(peer=peer, schedule=schedule, layout=layout, **fields | more)
 
 
 def participant(algorithm: str, node: NodeContext, start: FloatArray, steps: LocalSteps, **more: Any) -> Participant:

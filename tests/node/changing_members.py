@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -16,11 +16,11 @@ import numpy.typing as npt
 from peer import gossip
 from peer.compress.layout import Layout
 from peer.daemon.members.signed_statements import SignedStatements
-from peer.gossip.base import GraphNeed, NodeContext
+from peer.gossip.base import GraphNeed
 from peer.gossip.effects import Effects
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership
-from peer.gossip.options import LowRankOptions, ModuloOptions, RobustMixing, ThetaMode
+from peer.gossip.options import RobustMixing
 from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule
 from peer.net.security.authority import CertificateAuthority
@@ -33,9 +33,7 @@ from peer.node.membership import MembershipRules
 from peer.node.membership_planning import plan_change
 from peer.node.participant import Participant
 from peer.protocol import OLDEST
-from peer.random import PhiloxSource
 from peer.state.statement_counter import StatementCounter
-from peer.train.momentum import Momentum
 from tests.cluster import Rounds
 from tests.peers import (
     Approach,
@@ -46,6 +44,7 @@ from tests.peers import (
     durable,
     graph,
     newcomer,
+    node,
     participant,
 )
 from tests.state.failing_disk import FailingDisk
@@ -70,8 +69,9 @@ class Cluster(Rounds):
     num_peers: int = 6
     seed: int = 0
     gradients_until: int = 30
-    theta_mode: ThetaMode = "verified"
     theta: float = 2.0
+    verified: bool = True
+    """Whether codes tell whether they were read right."""
     is_script: bool = False
     """Whether scripts do the local steps."""
     restarts: float = 0.0
@@ -95,24 +95,18 @@ class Cluster(Rounds):
         return graph(self.graph, len(members), self.spec.graph is not GraphNeed.COLUMN)
 
     def make(self, peer: int) -> DurablePeer:
-        whole = not self.spec.compresses
         first = self._graph_of(tuple(range(self.num_first)))
         listed = self.num_listed or self.num_peers
-        node = NodeContext(
-            peer=peer,
-            schedule=ViewSchedule(max(listed, peer + 1), Membership(tuple(range(self.num_first))), self._graph_of),
-            layout=LAYOUT,
-            draw_source=PhiloxSource(7, peer),
-            compressor=compressor_of(self.spec, verified=self.theta_mode == "verified"),
-            # D² needs eigenvalues above −1/3.
-            averaging_rate=self.spec.default_averaging_rate or (1.0 if whole else 0.3),
+        made_from = node(
+            self.algorithm,
+            peer,
+            ViewSchedule(max(listed, peer + 1), Membership(tuple(range(self.num_first))), self._graph_of),
+            LAYOUT,
+            compressor=compressor_of(self.spec, verified=self.verified),
             rounds=ROUNDS,
-            modulo=ModuloOptions(
-                theta=(self.theta,), theta_mode=self.theta_mode, verified=self.theta_mode == "verified"
-            ),
-            low_rank=LowRankOptions(rank=1),
+            theta=self.theta,
+            verified=self.verified,
             robust=self.robust,
-            momentum=partial(Momentum, "nesterov"),
         )
         device = self.numbering.device(peer)
         # Whoever takes part again has the data that it had.
@@ -126,7 +120,9 @@ class Cluster(Rounds):
             name_of=lambda peer: f"peer-{self.numbering.device(peer)}",
         )
         lead = (first.diameter or self.num_first) * first.cycle_rounds + 1
-        made = participant(self.algorithm, node, drawn(99, LAYOUT.size), steps, max_lead=lead, membership_rules=rules)
+        made = participant(
+            self.algorithm, made_from, drawn(99, LAYOUT.size), steps, max_lead=lead, membership_rules=rules
+        )
         return durable(made, self.disks[peer], listed, protocol_of=self.protocol_of)
 
     def statements(self, peer: int, *, unsigned: Literal["refuse", "accept"] = "refuse") -> SignedStatements:

@@ -119,7 +119,7 @@ def test_codes_are_read_before_anyone_goes(algorithm: str) -> None:
 
 
 def test_a_fixed_theta_bears_other_members() -> None:
-    cluster = Cluster("moniqua", "ring", seed=5, theta=8.0, theta_mode="constant", gradients_until=8)
+    cluster = Cluster("moniqua", "ring", seed=5, theta=8.0, verified=False, gradients_until=8)
     cluster.run(8)
     change = cluster.announce(2, ChangeKind.LEAVE, 2)
     cluster.run(change.effective)

@@ -10,7 +10,7 @@ Recorded are every frame, all effects of every call, every operation on every di
 Kernels and LAPACK may return other bits on another processor, so a recording is good for one machine.
 
 `tests/cluster.py` calls the peers, and `round_peer` and `pair_peer` make them: where an interface changes, these alone
-change. To compare with an older state, lay this file, the cluster and its disk beside its own tests.
+change. To compare with an older state, lay this file, the cluster, its disk and `tests/peers.py` beside its own tests.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from functools import partial
 from itertools import count
 from multiprocessing import Pool
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -31,28 +32,27 @@ import xxhash
 
 from peer import compress, gossip
 from peer.compress.layout import Layout
-from peer.gossip.base import GraphNeed, NodeContext
+from peer.gossip.base import GraphNeed
 from peer.gossip.effects import Effects
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import ChangeKind, Membership
-from peer.gossip.options import LowRankOptions, ModuloOptions
-from peer.gossip.topology import Schedule, build_schedule
+from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.disk_state import PeerRecovery
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.membership import MembershipRules
 from peer.node.membership_planning import plan_change
-from peer.random import PhiloxSource
-from peer.train.momentum import Momentum
 from tests.cluster import Cluster, P, Pairs, Rounds
-from tests.peers import Approach, compressor_of, drawn, durable, durable_pair, graph, participant
+from tests.peers import Approach, compressor_of, drawn, durable, durable_pair, graph, node, participant
 from tests.state.failing_disk import FailingDisk, ProcessEnds
 
 LAYOUT = Layout.of_shapes(((7,), (3, 4), (1,)))
 ROUNDS, SAVE_EVERY = 20, 4
 FIRST, NEWCOMER = 4, 4
 """How many peers begin, and the number of the one that joins."""
+_EACH: dict[str, Any] = {"rounds": ROUNDS, "theta": 0.02}
+"""What each peer has: too small a θ at first, so that there are repairs."""
 VICTIM = 1
 """The peer whose process ends, that is late, that leaves, and that is lost."""
 
@@ -115,24 +115,13 @@ def round_peer(situation: Situation, me: int, disk: FailingDisk, numbers: int) -
         return graph(kind.get(spec.graph, "ring"), len(members), symmetric)
 
     first = graph_of(tuple(range(FIRST)))
-    node = NodeContext(
-        peer=me,
-        schedule=ViewSchedule(numbers, Membership(tuple(range(FIRST))), graph_of) if changes else first,
-        layout=LAYOUT,
-        draw_source=PhiloxSource(7, me),
-        compressor=compressor_of(spec),
-        averaging_rate=spec.default_averaging_rate or (0.3 if spec.compresses else 1.0),
-        push_weight_guard=0.5 if late is not None or changes else 0.0,
-        rounds=ROUNDS,
-        # Too small a θ at first, so that there are repairs.
-        modulo=ModuloOptions(theta=(0.02,), theta_mode="verified", verified=True),
-        low_rank=LowRankOptions(rank=1),
-        momentum=partial(Momentum, "nesterov"),
-    )
+    schedule = ViewSchedule(numbers, Membership(tuple(range(FIRST))), graph_of) if changes else first
+    guard = 0.5 if late is not None or changes else 0.0
+    made_from = node(algorithm, me, schedule, LAYOUT, compressor=compressor_of(spec), push_weight_guard=guard, **_EACH)
     lead = (first.diameter or FIRST) * first.cycle_rounds * (4 if late else 1) + 1
     made = participant(
         algorithm,
-        node,
+        made_from,
         drawn(99, LAYOUT.size),
         steps(me),
         max_lead=lead,
@@ -146,16 +135,9 @@ def pair_peer(algorithm: str, me: int, disk: FailingDisk) -> DurablePair:
     """Return a peer of an algorithm without rounds."""
     spec = gossip.ALGORITHMS[algorithm].spec
     code = compress.build("modulo", bits=4, rounding="dither", verified=True)
-    node = NodeContext(
-        peer=me,
-        schedule=build_schedule(FIRST, "ring", doubly=True),
-        layout=LAYOUT,
-        draw_source=PhiloxSource(7, me),
-        compressor=code if spec.modulo else compress.build("none"),
-        rounds=ROUNDS,
-        modulo=ModuloOptions(theta=(0.02,), theta_mode="verified", verified=True),
-    )
-    return durable_pair(algorithm, node, drawn(99, LAYOUT.size), steps(me), disk)
+    compressor = code if spec.modulo else compress.build("none")
+    made_from = node(algorithm, me, graph("ring", FIRST, True), LAYOUT, compressor=compressor, **_EACH)
+    return durable_pair(algorithm, made_from, drawn(99, LAYOUT.size), steps(me), disk)
 
 
 def steps(me: int) -> Approach:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -18,16 +18,14 @@ from peer.compress.payload import FloatArray
 from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import ChangeKind, Membership
-from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions
+from peer.gossip.options import FinalRounds
 from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.membership import MembershipRules
-from peer.random import PhiloxSource
 from peer.state.disk import Disk
-from peer.train.momentum import Momentum
-from tests.peers import Approach, check_newcomer, compressor_of, drawn, durable, durable_pair, graph, participant
+from tests.peers import Approach, check_newcomer, compressor_of, drawn, durable, durable_pair, graph, node, participant
 
 LAYOUT = Layout.of_shapes(((3, 2), (1,), (3,)))
 NUM_FIRST = 3
@@ -128,25 +126,18 @@ class Builder:
         if circumstances.changes_members:
             listed = max(circumstances.num_listed, peer + 1)
             schedule = ViewSchedule(listed, Membership(tuple(range(NUM_FIRST))), self.graph_of)
-        rate = self.spec.default_averaging_rate or (0.3 if self.spec.compresses else 1.0)
-        return NodeContext(
-            peer=peer,
-            schedule=schedule,
-            layout=LAYOUT,
-            draw_source=PhiloxSource(7, peer),
+        return node(
+            circumstances.algorithm,
+            peer,
+            schedule,
+            LAYOUT,
             compressor=self.compressor,
-            averaging_rate=rate,
             push_weight_guard=0.5,
             rounds=circumstances.rounds,
             seed=7,
-            modulo=ModuloOptions(
-                theta=(circumstances.theta,),
-                theta_mode="verified" if circumstances.verified else "constant",
-                verified=circumstances.verified,
-            ),
+            theta=circumstances.theta,
+            verified=circumstances.verified,
             final=FinalRounds(count=2 if self.spec.final_rounds else 0),
-            low_rank=LowRankOptions(rank=1),
-            momentum=partial(Momentum, "nesterov"),
         )
 
     def start(self, peer: int) -> FloatArray:
