@@ -15,8 +15,6 @@ from peer.random import PhiloxSource
 from peer.simulate.replay import run_round
 from peer.train.momentum import Momentum
 
-RING3 = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
-
 
 def schedule_of(*matrices, period=1):
     return Turns([MixingMatrix.from_dense(np.array(w, float)) for w in matrices], period)

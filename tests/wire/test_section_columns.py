@@ -111,7 +111,7 @@ def test_both_name_the_same_error_for_a_spoiled_frame(case: tuple[Message, Layou
         with layer_by_layer():
             expected = outcome(frame, layout, single)
         if isinstance(expected, Message):
-            assert fuzzing.same(expected, found)
+            assert_same(expected, found)
         else:
             assert (type(found), str(found)) == (type(expected), str(expected))
 

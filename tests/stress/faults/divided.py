@@ -36,7 +36,7 @@ from peer.node.loss_votes import LOST, ORDER, LossVote, decode_vote
 from peer.node.membership_checks import check_own_loss
 from peer.node.membership_planning import plan_change
 from peer.node.participant import Participant
-from peer.node.statements import MEMBERS, sealed, unsealed
+from peer.node.statements import OwnWords, sealed, unsealed
 from peer.proto.sottovoce.v1.membership_pb2 import LossOrder
 from peer.proto.sottovoce.v1.membership_pb2 import LossVote as VoteMessage
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
@@ -105,6 +105,10 @@ class Notary:
         if topic == LOST:
             self._cast.add(decode_vote(said))
         return said
+
+    def notice(self, change: Change) -> bytes:
+        """Return the frame that tells of a change, signed."""
+        return OwnWords(self, membership_codec.MAGIC).signed(membership_codec.encode(change))
 
     def check(self, topic: str, issuer: int, said: bytes) -> bool:
         statement, proof = unsealed(said)
@@ -324,9 +328,8 @@ class LyingMember(LyingProcess, DividedProcess):
         own = vote(self.notary, self.me, asker, self.participant.round)
         grounds = self.lots.choice(((), (own,), (own,) * 5, tuple(heard[-8:])))
         change = Change(ChangeKind.LOST, asker, self.me, self.participant.round + 9, votes=grounds)
-        statement = membership_codec.encode(change)[len(membership_codec.MAGIC) :]
         self.tongue.lies["an answer that the asker is lost"] += 1
-        return {asker: membership_codec.MAGIC + self.notary.sign(MEMBERS, statement)}
+        return {asker: self.notary.notice(change)}
 
 
 def vote(notary: Notary, voter: int, subject: int, round_: int) -> bytes:
@@ -342,8 +345,7 @@ def _declarations(liar: LyingMember) -> Mapping[str, Falsehood]:
         effective = occasion.round + 4 * occasion.scenario.longest_lead + 4
         about = occasion.other() if subject is None else subject
         change = Change(ChangeKind.LOST, about, liar.me, effective, occasion.round, votes=votes)
-        statement = membership_codec.encode(change)[len(membership_codec.MAGIC) :]
-        return None, membership_codec.MAGIC + liar.notary.sign(MEMBERS, statement)
+        return None, liar.notary.notice(change)
 
     def own_votes(occasion: Occasion) -> tuple[None, bytes]:
         subject = occasion.other()
@@ -361,8 +363,7 @@ def _declarations(liar: LyingMember) -> Mapping[str, Falsehood]:
         # Before any loss counts that is announced from now on: else this might be true when it is heard.
         effective = occasion.round + 2 * occasion.scenario.longest_lead + 2
         change = Change(ChangeKind.JOIN, number, liar.me, effective, newcomer=occasion.scenario.newcomer(number))
-        statement = membership_codec.encode(change)[len(membership_codec.MAGIC) :]
-        return None, membership_codec.MAGIC + liar.notary.sign(MEMBERS, statement)
+        return None, liar.notary.notice(change)
 
     def of_a_member(occasion: Occasion) -> tuple[None, bytes] | None:
         numbering, members = occasion.scenario.numbering, liar.participant.membership.members or ()
@@ -442,17 +443,9 @@ class DividedWorld(World):
 
                 self.at(self.now + delay_s * self.random.uniform(0.5, 1.0), arrive)
 
-    def start_process(self, me: int) -> None:
-        if me in self.gone:
-            return
-        self.started.add(me)
-        process: DividedProcess
-        if self.tongue is not None and me == self.tongue.me:
-            process = LyingMember(self, me, self.disks[me], self.tongue)
-        else:
-            process = DividedProcess(self, me, self.disks[me])
-        self.processes[me] = process
-        process.start()
+    def process(self, me: int, tongue: Tongue | None) -> VirtualProcess:
+        disk = self.disks[me]
+        return DividedProcess(self, me, disk) if tongue is None else LyingMember(self, me, disk, tongue)
 
     def plan_faults(self) -> None:
         super().plan_faults()
@@ -562,7 +555,7 @@ class DividedWorld(World):
         """Let a device lose its disk: it waits until most of the others take it for lost. Of two devices, or where two
         were wiped at once, the rest might be no majority."""
         members = [each for each in self.present() if each.participant.membership.is_member]
-        able = [each.me for each in members if each.me != self._liar]
+        able = [each.me for each in members if each.me != self.scenario.liar]
         has_time = self.observer.furthest + 8 * self.scenario.longest_lead + 8 < self.scenario.rounds
         if len(members) < 3 or not able or not has_time or self._wiped - self.observer.lost.keys():
             return
@@ -572,10 +565,7 @@ class DividedWorld(World):
     def is_of_no_use(self, me: int, why: str) -> None:
         """End a member that has nothing of what the others count on: it waits until its loss is proven to it."""
         self._wiped.add(me)
-        self.gone.add(me)
-        self.streams.give_up(me)
-        if (process := self.processes[me]) is not None:
-            self.died(process, why)
+        self.end(me, why)
         self._ask_for_the_wiped(me)
 
     def _ask_for_the_wiped(self, me: int) -> None:
@@ -640,10 +630,6 @@ class DividedWorld(World):
             peer, now = process.peer, process.now()
             process.do(partial(peer.announce, change, now), process.plan_timer)
             return
-
-    @property
-    def _liar(self) -> int | None:
-        return self.tongue.me if self.tongue is not None else None
 
     def outcome(self) -> Outcome:
         """Run to the end. Raises SimulationFailed."""

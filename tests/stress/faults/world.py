@@ -232,12 +232,13 @@ class World:
         if me in self.gone:
             return
         self.started.add(me)
-        if self.tongue is not None and me == self.tongue.me:
-            process: VirtualProcess = LyingProcess(self, me, self.disks[me], self.tongue)
-        else:
-            process = VirtualProcess(self, me, self.disks[me])
-        self.processes[me] = process
+        self.processes[me] = process = self.process(me, self.tongue if me == self.scenario.liar else None)
         process.start()
+
+    def process(self, me: int, tongue: Tongue | None) -> VirtualProcess:
+        """Return a process of a peer, not started yet; `tongue`: of the liar, if it is that."""
+        disk = self.disks[me]
+        return VirtualProcess(self, me, disk) if tongue is None else LyingProcess(self, me, disk, tongue)
 
     # -- members -------------------------------------------------------------------------------------------------------
 

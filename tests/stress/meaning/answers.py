@@ -329,7 +329,7 @@ class Askers:
         for _ in range(2):
             snapshot = asyncio.run(observer.look())
             for part in View(observer.figures).parts(snapshot, left_s=None, events=(), log=()).values():
-                json.loads(part, parse_constant=_no_number)
+                json.loads(part, parse_constant=no_number)
         states = {view.name: view.state for view in snapshot.peers}
         if {states["peer-0"], states["peer-2"]} != {"running"}:
             raise PromiseBroken(f"for what one peer answers, others are not shown: {states}")
@@ -351,5 +351,5 @@ class Askers:
             raise PromiseBroken("for what one peer answers, others are not asked")
 
 
-def _no_number(constant: str) -> object:
-    raise PromiseBroken(f"the page holds {constant}, which is no JSON")
+def no_number(constant: str) -> object:
+    raise PromiseBroken(f"an answer holds {constant}, which is no JSON")

@@ -23,6 +23,7 @@ from peer.net.tunnels import Tunnels
 from peer.proto.sottovoce.v1 import control_pb2
 from peer.proto.sottovoce.v1.relay_pb2 import Piece
 from tests.hostile import forged_certificates as forged
+from tests.stress.meaning.answers import no_number
 from tests.stress.meaning.protobuf_lies import changed
 from tests.stress.meaning.worlds import PromiseBroken
 
@@ -126,7 +127,7 @@ class Callers:
             return  # It waits for the loop of rounds, which has not begun.
         finally:
             self._check_no_bug()
-        json.loads(control_pb2.ControlResponse.FromString(answer).result, parse_constant=_no_number)
+        json.loads(control_pb2.ControlResponse.FromString(answer).result, parse_constant=no_number)
 
     def _request(self) -> bytes:
         random = self._random
@@ -221,7 +222,3 @@ class Callers:
         problem = self._transport.offences.last(-1)
         if problem is not None:
             raise PromiseBroken(f"a call that nothing was prepared for: {problem}")
-
-
-def _no_number(constant: str) -> object:
-    raise PromiseBroken(f"an answer holds {constant}, which is no JSON")
