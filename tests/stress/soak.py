@@ -46,11 +46,16 @@ def sample(cluster: Cluster, peer: int, round_: int) -> Sample:
     files = [path for path in cluster.state_folders[peer].rglob("*") if path.is_file()]
     return Sample(
         round=round_,
-        resident_mbytes=int((process / "statm").read_text().split()[1]) * _PAGE_BYTES / 1e6,
+        resident_mbytes=resident_mbytes(cluster.processes[peer].pid),
         handles=len(list((process / "fd").iterdir())),
         threads=len(list((process / "task").iterdir())),
         state_kbytes=sum(_size(path) for path in files) / 1e3,
     )
+
+
+def resident_mbytes(pid: int) -> float:
+    """Return how much memory a process holds, in units of 1000² bytes. Raises OSError where there is none."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES / 1e6
 
 
 def _size(path: Path) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -32,6 +31,7 @@ from peer.state.metrics import ConsensusRecord, MetricsStore
 from peer.watch.feed import MOST_EVENTS
 from peer.watch.observer import MOST_LINES
 from tests.report.sample_run import evaluation, round_record
+from tests.stress.soak import resident_mbytes
 
 _WARM_SHARE = 0.2
 _EVERY_S = 10.0
@@ -40,7 +40,6 @@ _EVALUATED_EVERY = 5
 _MOST_EVALUATED = 64
 _LISTED = 2 * (MOST_EVENTS + MOST_LINES)
 """Elements of the lists of events and log lines when they are full: two for each line."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,7 @@ def _sample(seconds: float, pid: int, page: Page) -> Sample:
     )
     return Sample(
         seconds=round(seconds, 1),
-        server_mbytes=int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES / 1e6,
+        server_mbytes=resident_mbytes(pid),
         page_mbytes=heap / 1e6,
         elements=elements,
         update_ms=update,

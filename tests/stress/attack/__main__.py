@@ -22,7 +22,6 @@ from tests.stress.attack.attacks import ATTACKS
 from tests.stress.attack.cluster import Cluster
 from tests.stress.attack.meaning import command
 from tests.stress.attack.meaning.lies import LIES
-from tests.stress.attack.meaning.table import table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,13 +116,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument("--meaning", action="store_true", help="lies of a member, rather than attacks on the transport")
     parser.add_argument("--release", type=Path, metavar="PATH", help="--meaning: the installation of the honest peers")
-    parser.add_argument("--table", nargs=2, type=Path, metavar="JSON", help="--meaning: two releases as one table")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="--meaning: leave the peers' folders there")
     parser.add_argument("--attack-now", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.table:
-        print(table(*arguments.table), end="")
-        return
     if arguments.meaning:
         command.main(arguments)
         return

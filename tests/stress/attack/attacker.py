@@ -14,14 +14,13 @@ from typing import Any
 
 from peer.config.options import Config, load
 from peer.daemon.members.signed_statements import SignedStatements
-from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
 from peer.net.rpc import StreamLost
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.state.disk import Disk
 from peer.state.statement_counter import StatementCounter
-from tests.hostile.transport.caller import BareStream
+from tests.hostile.transport.caller import BareStream, hello
 from tests.stress.attack.cluster import MALLORY, VICTIM
 
 LOST = (StreamLost, asyncio.CancelledError, OSError)
@@ -93,18 +92,8 @@ class Attacker:
 
     def hello(self, **changes: Any) -> pb.Envelope:
         facts = json.loads((self.kits / "hello.json").read_text())
-        fields: dict[str, Any] = {
-            "protocol_min": PROTOCOL_MIN,
-            "protocol_max": PROTOCOL_MAX,
-            "index": MALLORY,
-            "name": f"peer-{MALLORY}",
-            "nonce": int.from_bytes(os.urandom(7), "big"),
-            "window_bytes": 1 << 16,
-            "chunk_bytes": 1 << 16,
-            "heartbeat_ms": 10_000,
-            **facts,
-        }
-        return pb.Envelope(hello=pb.Hello(**(fields | changes)))
+        own = {"index": MALLORY, "name": f"peer-{MALLORY}", "nonce": int.from_bytes(os.urandom(7), "big")}
+        return pb.Envelope(hello=hello(**{**facts, **own, "window_bytes": 1 << 16, **changes}))
 
     async def greeted(self, stream: Stream) -> None:
         """Say hello properly. Raises ConnectionError with the refusal."""
@@ -121,18 +110,6 @@ async def again_and_again(me: Attacker, once: Callable[[], Awaitable[str]], paus
         except LOST as error:
             me.note(f"the connection is cut: {str(error)[:100]}")
         await asyncio.sleep(pause_s)
-
-
-def as_whom(me: Attacker, who: Callable[[], Credentials | None], **changes: Any) -> Awaitable[None]:
-    security = who()
-
-    async def once() -> str:
-        async with Stream(me.port, security) as stream:
-            with contextlib.suppress(*LOST):
-                await stream.send(me.hello(**changes))
-            return await stream.verdict()
-
-    return again_and_again(me, once)
 
 
 async def as_member(me: Attacker, work: Callable[[Stream], Awaitable[None]], pause_s: float = 0.5) -> None:

@@ -1,4 +1,4 @@
-"""All attacks, each a function that goes on until its time is over."""
+"""All attacks, each a function that goes on until its time is over, in a table by name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 from peer.daemon.notes.notes import EVALUATION
 from peer.errors import SottoError
@@ -21,8 +22,12 @@ from peer.net.security.credentials import Credentials
 from peer.net.services import RELAY_SERVICE
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.proto.sottovoce.v1 import note_pb2, relay_pb2
-from tests.stress.attack.attacker import LOST, Attacker, Stream, again_and_again, as_member, as_whom
+from tests.hostile.transport.caller import chunk
+from tests.stress.attack.attacker import LOST, Attacker, Stream, again_and_again, as_member
 from tests.stress.attack.cluster import MALLORY, VICTIM
+
+Attack: TypeAlias = Callable[[Attacker], Awaitable[None]]
+_MY_NAME = f"peer-{MALLORY}"
 
 
 async def nothing(me: Attacker) -> None:
@@ -32,48 +37,49 @@ async def nothing(me: Attacker) -> None:
     me.attempts, me.reasons = 1, {"no attack, only as much processor time": 1}
 
 
-async def other_cluster(me: Attacker) -> None:
-    """A certificate of another cluster's CA."""
+# -- whom the attacker says it is --------------------------------------------------------------------------------------
+
+
+def calling(who: Callable[[Attacker], Credentials | None], **changes: Any) -> Attack:
+    """Return an attack of callers with these credentials, whose hello has changes."""
+
+    def attack(me: Attacker) -> Awaitable[None]:
+        security = who(me)
+
+        async def once() -> str:
+            async with Stream(me.port, security) as stream:
+                with contextlib.suppress(*LOST):
+                    await stream.send(me.hello(**changes))
+                return await stream.verdict()
+
+        return again_and_again(me, once)
+
+    return attack
+
+
+def issued(name: str, **options: Any) -> Callable[[Attacker], Credentials]:
+    """Return what gives a certificate of this CA."""
+
+    def credentials(me: Attacker) -> Credentials:
+        authority = me.authority()
+        return authority.credentials(authority.issue(name, **options))
+
+    return credentials
+
+
+def of_another_ca(me: Attacker) -> Credentials:
     elsewhere = CertificateAuthority.create("elsewhere")
-    theirs = elsewhere.credentials(elsewhere.issue(f"peer-{MALLORY}"))
-    mixed = Credentials(theirs.identity, me.authority().certificate, theirs.certificate, theirs.key)
-    await as_whom(me, lambda: mixed)
+    theirs = elsewhere.credentials(elsewhere.issue(_MY_NAME))
+    return Credentials(theirs.identity, me.authority().certificate, theirs.certificate, theirs.key)
 
 
-async def expired(me: Attacker) -> None:
-    """A certificate of this CA that expired."""
-    authority = me.authority()
-    then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=30)
-    await as_whom(me, lambda: authority.credentials(authority.issue(f"peer-{MALLORY}", days=10, now=then)))
-
-
-async def revoked(me: Attacker) -> None:
-    """A certificate of this CA that was taken back."""
+def taken_back(me: Attacker) -> Credentials:
     pem, key = (me.kits / "revoked-peer.pem").read_bytes(), (me.kits / "revoked-peer.key").read_bytes()
     own = me.credentials()
-    await as_whom(me, lambda: Credentials(own.identity, own.ca, pem, key))
+    return Credentials(own.identity, own.ca, pem, key)
 
 
-async def operator(me: Attacker) -> None:
-    """An operator's certificate in place of a peer's."""
-    authority = me.authority()
-    await as_whom(me, lambda: authority.credentials(authority.issue("operator", role=Role.OPERATOR)))
-
-
-async def stranger(me: Attacker) -> None:
-    """A certificate of this CA for a peer that is in nobody's list."""
-    authority = me.authority()
-    await as_whom(me, lambda: authority.credentials(authority.issue("eve")))
-
-
-async def other_name(me: Attacker) -> None:
-    """A member that says it is another member."""
-    await as_whom(me, me.credentials, index=1, name="peer-1")
-
-
-async def no_tls(me: Attacker) -> None:
-    """A caller without TLS."""
-    await as_whom(me, lambda: None)
+# -- callers -----------------------------------------------------------------------------------------------------------
 
 
 async def connections(me: Attacker) -> None:
@@ -96,12 +102,10 @@ async def connections(me: Attacker) -> None:
 
 async def handshakes(me: Attacker) -> None:
     """TLS handshakes of a stranger, one after the other, on four connections at a time."""
-    elsewhere = CertificateAuthority.create("elsewhere")
-    theirs = elsewhere.credentials(elsewhere.issue(f"peer-{MALLORY}"))
-    mixed = Credentials(theirs.identity, me.authority().certificate, theirs.certificate, theirs.key)
+    stranger = of_another_ca(me)
 
     async def once() -> str:
-        async with Stream(me.port, mixed) as stream:
+        async with Stream(me.port, stranger) as stream:
             return await stream.verdict()
 
     await asyncio.gather(*(again_and_again(me, once, 0.0) for _ in range(4)))
@@ -118,38 +122,6 @@ async def hellos(me: Attacker) -> None:
             return "let in" if answer is not None and answer.HasField("hello") else str(answer and answer.close.reason)
 
     await again_and_again(me, once, 0.0)
-
-
-async def envelopes(me: Attacker) -> None:
-    """A member that floods with empty envelopes."""
-
-    async def work(stream: Stream) -> None:
-        while me.going:
-            await stream.send(pb.Envelope())
-
-    await as_member(me, work, 0.0)
-
-
-async def notes(me: Attacker) -> None:
-    """A member that floods with notes of 60 kB."""
-
-    async def work(stream: Stream) -> None:
-        note = pb.Envelope(bulletins=[pb.Bulletin(topic="evaluation", data=b"x" * 60_000)])
-        while me.going:
-            await stream.send(note)
-
-    await as_member(me, work, 0.0)
-
-
-async def empty_notes(me: Attacker) -> None:
-    """A member that puts 2,000 empty notes, of a topic that nobody knows, into each envelope."""
-
-    async def work(stream: Stream) -> None:
-        flood = pb.Envelope(bulletins=[pb.Bulletin(topic="x")] * 2000).SerializeToString()
-        while me.going:
-            await stream.send(flood)
-
-    await as_member(me, work, 0.0)
 
 
 async def signed_notes(me: Attacker) -> None:
@@ -170,34 +142,9 @@ async def signed_notes(me: Attacker) -> None:
     await as_member(me, work, 0.0)
 
 
-async def revocations(me: Attacker) -> None:
-    """A member that passes on the list of revoked certificates, which everybody has, again and again."""
-    pem = (me.kits / "peer-0" / "revoked.pem").read_bytes()
-
-    async def work(stream: Stream) -> None:
-        flood = pb.Envelope(bulletins=[pb.Bulletin(topic=REVOKED_TOPIC, data=pem)] * 50).SerializeToString()
-        while me.going:
-            await stream.send(flood)
-
-    await as_member(me, work, 0.0)
-
-
-async def repair_requests(me: Attacker) -> None:
-    """A member that asks for a replica 50 times in each envelope."""
-    request = bytes.fromhex(me.fact("repair_request"))
-
-    async def work(stream: Stream) -> None:
-        chunk = pb.Chunk(sequence=0, data=request)
-        flood = pb.Envelope(chunks=[chunk] * 50).SerializeToString()
-        while me.going:
-            await stream.send(flood)
-
-    await as_member(me, work, 0.0)
-
-
 async def repairs_anew(me: Attacker) -> None:
     """A member that connects, asks for a replica, and connects anew."""
-    own, request = me.credentials(), bytes.fromhex(me.fact("repair_request"))
+    own, request = me.credentials(), pb.Envelope(chunks=[repair_request(me)])
 
     async def once() -> str:
         async with Stream(me.port, own) as stream:
@@ -205,7 +152,7 @@ async def repairs_anew(me: Attacker) -> None:
                 await me.greeted(stream)
             except ConnectionError as error:
                 return str(error)
-            await stream.send(pb.Envelope(chunks=[pb.Chunk(sequence=0, data=request)]))
+            await stream.send(request)
             while (envelope := await stream.next()) is not None:
                 if envelope.HasField("close"):
                     return str(envelope.close.reason)
@@ -214,18 +161,6 @@ async def repairs_anew(me: Attacker) -> None:
         return "the stream ends"
 
     await again_and_again(me, once, 0.0)
-
-
-async def crumbs(me: Attacker) -> None:
-    """A member that sends the pieces of its frame one byte at a time, as fast as it can."""
-
-    async def work(stream: Stream) -> None:
-        at = 0
-        while me.going and at < 20_000:
-            await stream.send(pb.Envelope(chunks=[pb.Chunk(sequence=1, data=b"x", offset=at, frame_bytes=20_000)]))
-            at += 1
-
-    await as_member(me, work, 0.0)
 
 
 async def status_calls(me: Attacker) -> None:
@@ -272,53 +207,6 @@ async def _read_all(stream: DialledStream) -> None:
             pass
 
 
-async def requests(me: Attacker) -> None:
-    """A member that floods with frames outside the sequence, more than it has credit for."""
-
-    async def work(stream: Stream) -> None:
-        chunk = pb.Envelope(chunks=[pb.Chunk(sequence=0, data=os.urandom(60_000))])
-        while me.going:
-            await stream.send(chunk)
-
-    await as_member(me, work, 0.0)
-
-
-async def oversized_frame(me: Attacker) -> None:
-    """A member that announces a frame of a terabyte."""
-
-    async def work(stream: Stream) -> None:
-        await stream.send(pb.Envelope(chunks=[pb.Chunk(sequence=1, data=b"x", frame_bytes=1 << 40)]))
-
-    await as_member(me, work)
-
-
-async def oversized_message(me: Attacker) -> None:
-    """A member that sends one message of 64 MB."""
-
-    async def work(stream: Stream) -> None:
-        await stream.send(b"\0" * (64 << 20))
-
-    await as_member(me, work)
-
-
-async def malformed_message(me: Attacker) -> None:
-    """A member that sends bytes that are no envelope."""
-
-    async def work(stream: Stream) -> None:
-        await stream.send(b"\xff" + os.urandom(5000))
-
-    await as_member(me, work)
-
-
-async def malformed_frame(me: Attacker) -> None:
-    """A member whose frames are random bytes."""
-
-    async def work(stream: Stream) -> None:
-        await stream.send(pb.Envelope(chunks=[pb.Chunk(sequence=1, data=os.urandom(20_000))]))
-
-    await as_member(me, work)
-
-
 async def silent_tls(me: Attacker) -> None:
     """Callers with a good certificate that open streams and never say hello."""
     own = me.credentials()
@@ -352,26 +240,88 @@ async def dripping_hello(me: Attacker) -> None:
     await asyncio.gather(*(again_and_again(me, once, 0.05) for _ in range(40)))
 
 
-async def dripping_frame(me: Attacker) -> None:
-    """A member that sends its frame one byte at a time."""
-
-    async def work(stream: Stream) -> None:
-        for at in range(10_000):
-            if not me.going:
-                return
-            await stream.send(pb.Envelope(chunks=[pb.Chunk(sequence=1, data=b"x", offset=at, frame_bytes=10_000)]))
-            await asyncio.sleep(0.2)
-
-    await as_member(me, work)
+# -- members that say what makes no sense ------------------------------------------------------------------------------
 
 
-ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
-    attack.__name__.replace("_", "-"): attack
-    for attack in (
-        nothing, other_cluster, expired, revoked, operator, stranger, other_name, no_tls,
-        connections, handshakes, hellos, envelopes, notes, empty_notes, signed_notes, revocations,
-        requests, repair_requests, repairs_anew, crumbs, status_calls, relay_pieces,
-        oversized_frame, oversized_message, malformed_message, malformed_frame,
-        silent_tls, dripping_hello, dripping_frame,
-    )
-}  # fmt: skip
+def flooding(made: Callable[[Attacker], pb.Envelope]) -> Attack:
+    """Return an attack of a member that says one thing, made once, as often as it can."""
+
+    def attack(me: Attacker) -> Awaitable[None]:
+        flood = made(me).SerializeToString()
+
+        async def work(stream: Stream) -> None:
+            while me.going:
+                await stream.send(flood)
+
+        return as_member(me, work, 0.0)
+
+    return attack
+
+
+def saying(made: Callable[[], pb.Envelope | bytes]) -> Attack:
+    """Return an attack of a member that says one thing and waits for the answer."""
+    return lambda me: as_member(me, lambda stream: stream.send(made()))
+
+
+def crumbling(frame_bytes: int, pause_s: float) -> Attack:
+    """Return an attack of a member that sends its frame one byte at a time."""
+
+    def attack(me: Attacker) -> Awaitable[None]:
+        async def work(stream: Stream) -> None:
+            for at in range(frame_bytes):
+                if not me.going:
+                    return
+                await stream.send(chunk(1, b"x", at, frame_bytes))
+                if pause_s:
+                    await asyncio.sleep(pause_s)
+
+        return as_member(me, work, pause_s)
+
+    return attack
+
+
+def note(topic: str, data: bytes, times: int = 1) -> pb.Envelope:
+    return pb.Envelope(bulletins=[pb.Bulletin(topic=topic, data=data)] * times)
+
+
+def repair_request(me: Attacker) -> pb.Chunk:
+    return pb.Chunk(sequence=0, data=bytes.fromhex(me.fact("repair_request")))
+
+
+ATTACKS: dict[str, Attack] = {
+    "nothing": nothing,
+    "other-cluster": calling(of_another_ca),
+    "expired": calling(
+        issued(_MY_NAME, days=10, now=datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=30))
+    ),
+    "revoked": calling(taken_back),
+    "operator": calling(issued("operator", role=Role.OPERATOR)),
+    # In nobody's list.
+    "stranger": calling(issued("eve")),
+    "other-name": calling(Attacker.credentials, index=1, name="peer-1"),
+    "no-tls": calling(lambda me: None),
+    "connections": connections,
+    "handshakes": handshakes,
+    "hellos": hellos,
+    "envelopes": flooding(lambda me: pb.Envelope()),
+    "notes": flooding(lambda me: note(EVALUATION, b"x" * 60_000)),
+    # Of a topic that nobody knows.
+    "empty-notes": flooding(lambda me: note("x", b"", 2000)),
+    "signed-notes": signed_notes,
+    # Of a list that everybody has.
+    "revocations": flooding(lambda me: note(REVOKED_TOPIC, (me.kits / "peer-0" / "revoked.pem").read_bytes(), 50)),
+    # Frames outside the sequence, more than it has credit for.
+    "requests": flooding(lambda me: chunk(0, os.urandom(60_000))),
+    "repair-requests": flooding(lambda me: pb.Envelope(chunks=[repair_request(me)] * 50)),
+    "repairs-anew": repairs_anew,
+    "crumbs": crumbling(20_000, 0.0),
+    "status-calls": status_calls,
+    "relay-pieces": relay_pieces,
+    "oversized-frame": saying(lambda: chunk(1, b"x", frame_bytes=1 << 40)),
+    "oversized-message": saying(lambda: bytes(64 << 20)),
+    "malformed-message": saying(lambda: b"\xff" + os.urandom(5000)),
+    "malformed-frame": saying(lambda: chunk(1, os.urandom(20_000))),
+    "silent-tls": silent_tls,
+    "dripping-hello": dripping_hello,
+    "dripping-frame": crumbling(10_000, 0.2),
+}

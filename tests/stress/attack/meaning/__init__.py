@@ -8,6 +8,5 @@ says (`lies`). The honest peers are subprocesses of the installation at PATH, so
 attacker is always this one. After the lie every honest peer is asked for its status, one is killed and started again,
 and the run goes to its last round.
 
-`insider` is the attacker, `notes` are notes as both releases encode them, `lies` are all lies, `trial` runs one of
-them and measures what became of the honest peers, `table` puts two releases beside each other.
+`insider` is the attacker, `lies` are all lies, `trial` runs one of them and measures what became of the honest peers.
 """

@@ -13,9 +13,8 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.stress.attack.meaning.insider import Insider, speak
+from tests.stress.attack.meaning.insider import Insider, speak_as
 from tests.stress.attack.meaning.lies import LIES, Lie
-from tests.stress.attack.meaning.notes import encoding_of
 from tests.stress.attack.meaning.trial import COMMON, Outcome, Sides, Trial
 from tests.warm_python import WarmPython
 from tools.releases import Release
@@ -26,9 +25,8 @@ HERE = Path(__file__).resolve().parents[4]
 def live(name: str, folder: str, release: str) -> int:
     """Be the attacker, in this process; return the exit code of its peer."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    encoding = encoding_of(Path(release))
-    speak(encoding)
-    return asyncio.run(Insider(Path(folder), encoding).live(LIES[name].strike if name else None))
+    speak_as(Path(release))
+    return asyncio.run(Insider(Path(folder)).live(LIES[name].strike if name else None))
 
 
 def describe(outcome: Outcome) -> str:

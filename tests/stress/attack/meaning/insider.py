@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -24,7 +25,6 @@ from peer.daemon.process import Daemon, open_peer
 from peer.net import handshake, hello
 from peer.net.transport import Transport
 from peer.wire.message import Message, MessageKind
-from tests.stress.attack.meaning.notes import Encoding
 
 HONEST = (0, 1, 2)
 ME = 3
@@ -132,8 +132,8 @@ class Tongue:
 class Insider:
     """What a lie has at hand."""
 
-    def __init__(self, folder: Path, encoding: Encoding) -> None:
-        self.folder, self.encoding = folder, encoding
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         file = folder / f"peer-{ME}" / "peer.toml"
         self.config = load(file, environment={})
         self.base = file.parent
@@ -247,8 +247,11 @@ class Insider:
         beside.rename(self.folder / "strike.json")
 
 
-def speak(encoding: Encoding) -> None:
-    """Speak another version of the protocol from now on."""
+def speak_as(release: Path) -> None:
+    """Say from now on that this peer speaks what an installation does: until all do, members believe what the release
+    before said."""
+    newest = re.search(r"^NEWEST = (\d+)", (release / "peer" / "protocol.py").read_text(), re.MULTILINE)
+    assert newest is not None
     for module in (hello, handshake):
         for name in ("PROTOCOL_MIN", "PROTOCOL_MAX"):
-            setattr(module, name, encoding.protocol)
+            setattr(module, name, int(newest[1]))

@@ -14,23 +14,25 @@ from pathlib import Path
 import numpy as np
 
 from peer.compress.payload import Levels, Payload
+from peer.daemon.notes.notes import DIVERGED, EVALUATION, JOIN
 from peer.errors import RemoteProtocolError
 from peer.gossip.membership import Change, ChangeKind, Newcomer
 from peer.gossip.mixing import whole_layer
 from peer.net import handshake
+from peer.net.outbox import REVOKED_TOPIC
 from peer.net.relay import PieceStream
 from peer.net.rpc import Channel
 from peer.net.security import proofs
 from peer.net.services import RELAY_SERVICE
 from peer.node import membership_codec
 from peer.node.loss_votes import LOST
-from peer.node.statements import MEMBERS
+from peer.node.statements import OwnWords
+from peer.proto.sottovoce.v1 import note_pb2
 from peer.proto.sottovoce.v1.membership_pb2 import LossVote
 from peer.proto.sottovoce.v1.relay_pb2 import Piece
 from peer.wire.message import MessageKind, RepairWish
 from tests.hostile.forged_certificates import armoured, certificate, revocations
 from tests.stress.attack.meaning.insider import HONEST, ME, Insider
-from tests.stress.attack.meaning.notes import DIVERGED, EVALUATION, JOIN, REVOKED
 
 FAR = 1 << 62
 LIST = "X509 CRL"
@@ -67,17 +69,25 @@ def lie(
 # -- notes -------------------------------------------------------------------------------------------------------------
 
 
+def _evaluation(peer: int, round_: int, correct: list[int], total: list[int]) -> bytes:
+    note = note_pb2.EvaluationNote(peer=peer, round=round_, split="TEST", correct=correct, total=total)
+    return note.SerializeToString()
+
+
+def _diverged(peer: int, round_: int, reason: str) -> bytes:
+    return note_pb2.DivergenceNote(peer=peer, round=round_, reason=reason).SerializeToString()
+
+
 @lie()
 async def evaluation_counts(me: Insider) -> None:
-    """One note of 4 kB about an evaluation of another peer, whose count has 4,000 digits."""
-    digits = int("9" * 4000)
-    me.tell(EVALUATION, me.encoding.evaluation(1, me.round, [digits, 5], [1, 0]))
+    """A note about an evaluation of another peer, whose counts are the largest number there is, and more than all."""
+    me.tell(EVALUATION, _evaluation(1, me.round, [(1 << 64) - 1, 5], [1, 0]))
 
 
 @lie()
 async def evaluation_correct_of_none(me: Insider) -> None:
     """More right than there are: 5 of 0."""
-    me.tell(EVALUATION, me.encoding.evaluation(1, me.round, [5], [0]))
+    me.tell(EVALUATION, _evaluation(1, me.round, [5], [0]))
 
 
 @lie()
@@ -91,26 +101,27 @@ async def evaluation_infinity(me: Insider) -> None:
 @lie()
 async def evaluation_nesting(me: Insider) -> None:
     """A note nested 30,000 deep."""
-    me.tell(EVALUATION, me.encoding.nested())
-    me.tell(DIVERGED, me.encoding.nested())
+    # Groups of an unknown field, each within the one before.
+    for topic in (EVALUATION, DIVERGED):
+        me.tell(topic, b"\x7b" * 30_000 + b"\x7c" * 30_000)
 
 
 @lie()
 async def evaluation_far_round(me: Insider) -> None:
     """An evaluation of another peer after round 2^62."""
-    me.tell(EVALUATION, me.encoding.evaluation(1, FAR, [1], [2]))
+    me.tell(EVALUATION, _evaluation(1, FAR, [1], [2]))
 
 
 @lie("guard.action=rollback")
 async def divergence_rollback(me: Insider) -> None:
     """A note that the run diverged in round 0, where the peers go back to a checkpoint by themselves."""
-    me.tell(DIVERGED, me.encoding.diverged(ME, 0, "it makes no sense any more"))
+    me.tell(DIVERGED, _diverged(ME, 0, "it makes no sense any more"))
 
 
 @lie()
 async def divergence_stop(me: Insider) -> None:
     """The same with default settings, in the name of another peer, with terminal escapes."""
-    me.tell(DIVERGED, me.encoding.diverged(1, me.round, "peer-1: \x1b[2J\x1b[31m\nsotto: all is well\u202e"))
+    me.tell(DIVERGED, _diverged(1, me.round, "peer-1: \x1b[2J\x1b[31m\nsotto: all is well\u202e"))
 
 
 @lie()
@@ -234,8 +245,7 @@ def _change(kind: ChangeKind, subject: int, issuer: int, effective: int, newcome
 
 
 def _signed(me: Insider, notice: bytes) -> bytes:
-    said = me.daemon.local.statements.sign(MEMBERS, notice[len(membership_codec.MAGIC) :])
-    return membership_codec.MAGIC + said
+    return OwnWords(me.daemon.local.statements, membership_codec.MAGIC).signed(notice)
 
 
 @lie("algorithm.name=sgp")
@@ -352,7 +362,7 @@ async def hello_with_a_bad_certificate(me: Insider) -> None:
 async def revocations_of_a_bad_version(me: Insider) -> None:
     """Lists of revoked certificates of versions that do not exist."""
     for version in (None, 2, 73):
-        me.tell(REVOKED, armoured(revocations(version=version), LIST))
+        me.tell(REVOKED_TOPIC, armoured(revocations(version=version), LIST))
         await asyncio.sleep(1.5)
 
 
@@ -410,7 +420,7 @@ class _Bomb:
 async def pickle_bombs(me: Insider) -> None:
     """Pickles that write a file, as notes of every kind, as a notice and as frames."""
     bomb = pickle.dumps(_Bomb(me.folder / "bombed"))
-    for topic in (EVALUATION, DIVERGED, JOIN, REVOKED, "replica", "release", "no join", "pickle"):
+    for topic in (EVALUATION, DIVERGED, JOIN, REVOKED_TOPIC, "replica", "release", "no join", "pickle"):
         me.tell(topic, bomb)
         await asyncio.sleep(0.3)
     for frame in (bomb, b"SM" + bomb, b"SV\x01\x00" + bomb):

@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import random
-import socket
 import sqlite3
 import statistics
 import struct
@@ -21,9 +19,11 @@ from typing import Any, TypeAlias
 from peer.config.options import load
 from peer.errors import SecurityError, SottoError
 from peer.ops import control
+from peer.ops.local_cluster import free_ports
 from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
 from tests.stress.attack.meaning.insider import HONEST, ME
 from tests.stress.attack.meaning.lies import Lie
+from tests.stress.soak import resident_mbytes
 
 Settings: TypeAlias = tuple[str, ...]
 
@@ -132,7 +132,9 @@ class Trial:
         self._lied = False
         self._restarted_at: float | None = None
         self._log_before: list[int] = []
-        kits = ["init", "cluster", str(folder), "--peers", "4", "--port", str(_ports())]
+        kits = ["init", "cluster", str(folder)]
+        for port in free_ports(len((*HONEST, ME))):
+            kits += ["--host", f"127.0.0.1:{port}"]
         for setting in (*COMMON, *settings):
             kits += ["--set", setting]
         log = folder.with_name(f"{folder.name}.log")
@@ -310,10 +312,8 @@ class Trial:
 
     def _measure_memory(self, outcome: Outcome, struck: bool) -> None:
         for peer in HONEST:
-            with contextlib.suppress(OSError, KeyError, IndexError):
-                text = Path(f"/proc/{self._processes[peer].pid}/status").read_text()
-                fields = dict(line.split(":", 1) for line in text.splitlines())
-                used = int(fields["VmRSS"].split()[0]) / 1024
+            with contextlib.suppress(OSError):
+                used = resident_mbytes(self._processes[peer].pid)
                 before, after = outcome.memory_mb
                 outcome.memory_mb = (before, max(after, used)) if struck else (max(before, used), after)
 
@@ -368,20 +368,3 @@ class Trial:
 def _kill(process: PeerProcess) -> None:
     process.kill()
     process.wait(10.0)
-
-
-def _ports() -> int:
-    """Return the first of four free ports in a row, below those that the system gives away."""
-    while True:
-        first = random.randrange(10_000, 30_000, 4)
-        if len(_free(first)) == len((*HONEST, ME)):
-            return first
-
-
-def _free(first: int) -> list[int]:
-    free = []
-    for port in range(first, first + 4):
-        with socket.socket() as each, contextlib.suppress(OSError):
-            each.bind(("127.0.0.1", port))
-            free.append(port)
-    return free
