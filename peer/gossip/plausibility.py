@@ -38,7 +38,7 @@ lost. What is in a journal is not asked again, since what others were sent rests
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,10 @@ UNUSUAL = 0.125
 """Whoever uses up this share of its room moves a model unusually far."""
 OWN_MODEL = -1
 """Stands for the own model in the place of a peer."""
+SENT = -2
+"""SENT − j stands for what was sent to peer j, as one knows it who knows nothing else."""
+SURE = 0.75
+"""This share of its room a peer uses up towards each receiver, whose measure may be a little longer."""
 REMEMBERED = 64
 """Rounds for which it is known who moved the model further than an honest peer would have."""
 
@@ -93,8 +97,9 @@ class Reaches:
     def allowed(self, sender: int, own_norm: float = 0.0, share: float = 1.0) -> float:
         """Return how far a message may reach; of OWN_MODEL, how far others may move the own model, and HALF of the room
         by own changes. `own_norm`: of the own model now, ‖z‖₂. `share`: of the room."""
-        known = max(self._furthest.get(sender, 0.0), self._furthest[OWN_MODEL], own_norm)
-        room = max(self._least_room, 0.0 if self._one_model else self._furthest[OWN_MODEL])
+        own = self._furthest[OWN_MODEL] if sender > SENT else 0.0
+        known = max(self._furthest.get(sender, 0.0), own, own_norm)
+        room = max(self._least_room, 0.0 if self._one_model else own)
         return known + max(share * room - self._spent.get(sender, 0.0), 0.0)
 
     def check(self, t: int, message: Message, reach: float, own_norm: Callable[[], float]) -> None:
@@ -121,7 +126,10 @@ class Reaches:
     def is_free(self, sender: int, length: float) -> bool:
         """Return whether a change is so small that what it leads to need not be asked: no longer than what comes back
         of the room with each message, of a sender that has not used up much of its own."""
-        return not length or (length <= self._small and self._spent.get(sender, 0.0) <= HALF * self._least_room)
+        spent = self._spent.get(sender, 0.0)
+        if sender == self.me:
+            spent = max((each for peer, each in self._spent.items() if peer <= SENT), default=spent)
+        return not length or (length <= self._small and spent <= HALF * self._least_room)
 
     def lets_by(self, t: int, sender: int, model: FloatArray, own: FloatArray, distance: float) -> bool:
         """Return whether a neighbour's model passes that could be read only now, also in a replay, and take note.
@@ -134,12 +142,17 @@ class Reaches:
             self.note(t, sender, reach)
         return passes
 
-    def check_own(self, t: int, reach: float, own_norm: Callable[[], float]) -> None:
+    def check_own(self, t: int, reach: float, own_norm: Callable[[], float], receivers: Iterable[int]) -> None:
         """Raise DivergenceError rather than send in round t what others might refuse."""
         # What it was sent moved the model, and is not shortened.
         sender, share = (self.me, HALF) if self.counts_own(t) else (OWN_MODEL, 1.0)
         if not reach <= self.allowed(sender, share=share):
             self.require(t, reach, self.allowed(sender, own_norm() if self._one_model else 0.0, share))
+        # A receiver whose model was moved far counts what it was sent, and nothing else.
+        for sent in () if self._one_model else (SENT - each for each in receivers):
+            self._furthest.setdefault(sent, self._furthest[OWN_MODEL])
+            self.require(t, reach, self.allowed(sent, share=SURE))
+            self._charge(sent, reach)
         self._charge(self.me, reach)
         self.note_own(t, self._furthest[self.me])
 

@@ -265,9 +265,9 @@ class PairParticipant:
         return Send(partner, self.algorithm.request(partner))
 
     def _encode(self, sends: list[Send], *, is_repeated: bool = False) -> list[OutgoingFrame]:
-        for _, message in sends:
+        for partner, message in sends:
             require_sendable(message, excess(message, self.algorithm.x.dtype, self.algorithm.node))
             if not is_repeated:
-                self.algorithm.check_own(message)
+                self.algorithm.check_own(message, partner)
         # Frames sent after the last step are counted with it.
         return self._account.encode(sends, entropy_round=min(self.round, self._last_round))

@@ -203,7 +203,7 @@ class Participant:
                 different = {id(message.layers): (message, self._rate, receiver) for receiver, message in sends}
                 # One for each round: so much of the room comes back.
                 reach = max((self._judge.reach(*each) for each in different.values()), default=0.0)
-                self.reaches.check_own(t, reach, self._judge.own_norm)
+                self.reaches.check_own(t, reach, self._judge.own_norm, {receiver for receiver, _ in effects.sends})
             # Behind the check: some algorithms send the model as it is now.
             self.reaches.note_own(t, own_norm)
             effects = self._perform(effects, now)

@@ -75,13 +75,14 @@ def test_a_script_whose_rate_is_too_high_ends_like_a_task(algorithm: str, tmp_pa
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - {"local"}))
 def test_peers_that_diverge_end_by_their_own_guard_and_accuse_nobody(algorithm: str) -> None:
-    runs = dict(diverging(algorithm, 0, 25))
-    rates = [f"{algorithm}, seed 0, rate {rate}, skew 1" for rate in ("50", "100000")]
-    alone = [f"{algorithm}, seed 0, from zero, a small unit counts most, {times} times" for times in (100, 10000)]
-    rows = [runs[name]() for name in (*rates, *alone)]
-    assert [row.refused for row in rows] == [0] * 4, rows
-    assert all(row.ended is None or "lower the learning rate" in row.ended for row in rows)
-    assert any(row.ended for row in rows)
+    runs = dict(diverging(algorithm, 1, 40))
+    # Of slow ones the models of all have grown before one ends.
+    skewed = [name for rate in (3, 10, 30, 100000) for name in runs if f" rate {rate}, skew 1" in name]
+    alone = [f"{algorithm}, seed 1, from zero, a small unit counts most, {times} times" for times in (100, 10000)]
+    rows = {name: runs[name]() for name in (*skewed, *alone)}
+    assert not {name: row for name, row in rows.items() if row.refused}
+    assert all(row.ended is None or "lower the learning rate" in row.ended for row in rows.values())
+    assert any(row.ended for row in rows.values())
 
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - {"local"}))

@@ -20,6 +20,7 @@ was refused.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -200,9 +201,9 @@ def watching(row: Row, liar: int | None = None) -> Iterator[None]:
         if reach and liar not in (message.sender, reaches.me) and not row.held_back:
             row.note(reach, reaches.allowed(message.sender, own_norm() if reaches.counts_own(t) else 0.0))
 
-    def check_own(reaches: Reaches, t: int, reach: float, own_norm: Callable[[], float]) -> None:
+    def check_own(reaches: Reaches, *arguments: Any) -> None:
         try:
-            really_check_own(reaches, t, reach, own_norm)
+            really_check_own(reaches, *arguments)
         except DivergenceError:
             row.held_back += reaches.me != liar
             if liar is None:
@@ -492,11 +493,11 @@ def late(algorithm: str, seed: int, rounds: int, from_s: float, **options: Any) 
 
 def diverging(algorithm: str, seed: int, rounds: int) -> Runs:
     """Yield runs whose rate is too high for all, for data of one of the peers, or for one that was cut off."""
-    for rate in (0.5, 2.0, 10.0, 50.0, 1e3, 1e5, 1e9):
-        for skew in (0.0, 1.0):
-            settings = (f"data.skew={skew}", f"training.learning_rate={rate}", "guard.max_neighbor_distance=1e30")
-            config, name = job(algorithm, seed, rounds, *settings), f"{algorithm}, seed {seed}, rate {rate:g}"
-            yield f"{name}, skew {skew:g}", partial(run, config, diverges=True)
+    skips = ("wait", "skip") if algorithm in LATE else ("wait",)
+    for rate, skew, late_ in itertools.product((1.0, 3.0, 10.0, 30.0, 1e3, 1e5, 1e9), (0.0, 1.0), skips):
+        settings = (f"data.skew={skew}", f"training.learning_rate={rate}", f'rounds.late="{late_}"')
+        name = f"{algorithm}, seed {seed}, rate {rate:g}, skew {skew:g}, {late_}"
+        yield name, partial(run, job(algorithm, seed, rounds, *settings), diverges=True)
     for factor in (10.0, 20.0, 40.0, 100.0, 1e3, 1e4):
         for what, weights in WEIGHTS.items():
             longer = tuple(factor * weight for weight in weights)

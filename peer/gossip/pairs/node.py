@@ -138,10 +138,10 @@ class PairNode:
         it; nothing changes."""
         return judge(message, self.neighbors, self._model, self._responder)
 
-    def check_own(self, message: Message) -> None:
-        """Raise DivergenceError rather than send what others might refuse for how far it moves a model."""
+    def check_own(self, message: Message, partner: int) -> None:
+        """Raise DivergenceError rather than send what a partner might refuse for how far it moves a model."""
         reach = max(self._model.coding.reach(message), self._model.norm()) if message.layers else 0.0
-        self.reaches.check_own(self.staleness.steps, reach, self._model.norm)
+        self.reaches.check_own(self.staleness.steps, reach, self._model.norm, (partner,))
 
     def take(self, message: Message) -> Effects:
         """Take one message that was judged. Raises RemoteProtocolError, before anything changes, if only reading it
