@@ -6,9 +6,7 @@ number of rounds that it can be ahead (`peer.net.chunks`, `peer.gossip.session`)
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 
 
 class Allowance:
@@ -59,17 +57,6 @@ class Allowances:
     def give_back(self, key: Hashable) -> None:
         """Return the unit that was spent last on one of them, and on nothing."""
         self._allowances[key].give_back(1)
-
-
-@contextlib.contextmanager
-def counted(held: Counter[str], key: str) -> Iterator[None]:
-    """Count one more for a key meanwhile. Keys that are at 0 are not kept."""
-    held[key] += 1
-    try:
-        yield
-    finally:
-        held[key] -= 1
-        held += Counter()
 
 
 class Complaints:

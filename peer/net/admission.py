@@ -7,8 +7,10 @@ anybody, and only this machine may control the peer. A caller that is turned awa
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from peer.errors import SecurityError
 from peer.foreign_text import quote
@@ -126,3 +128,14 @@ class Admission:
     def _check_token(self, caller: Caller) -> None:
         if isinstance(self._access, TokenAccess) and not self._access.admits(caller.metadata):
             raise SecurityError(_NO_TOKEN)
+
+
+@contextlib.contextmanager
+def counted(waiting: Counter[str], account: str) -> Iterator[None]:
+    """Count one more stream of an account meanwhile. Accounts that are at 0 are not kept."""
+    waiting[account] += 1
+    try:
+        yield
+    finally:
+        waiting[account] -= 1
+        waiting += Counter()

@@ -25,7 +25,7 @@ from peer.errors import (
 from peer.foreign_text import quote
 from peer.net import tcp_info
 from peer.net.address import split_address, why_not_bound
-from peer.net.admission import Admission
+from peer.net.admission import Admission, counted
 from peer.net.connection import Connection
 from peer.net.handshake import FAREWELL_S, Handshake, OpenedStream, farewell
 from peer.net.hello import check_identity
@@ -36,7 +36,7 @@ from peer.net.security.certificates import Identity
 from peer.net.security.credentials import Access
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
-from peer.rate_limits import Allowances, Complaints, counted
+from peer.rate_limits import Allowances, Complaints
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from peer.errors import PeerUnreachable, RemoteProtocolError, SottoError
+from peer.net.admission import counted
 from peer.net.rpc import Caller, ServedStream, Server, Stream, StreamLost
 from peer.net.services import RELAY_SERVICE
 from peer.proto.sottovoce.v1.relay_pb2 import Piece
-from peer.rate_limits import Allowance, Allowances, counted
+from peer.rate_limits import Allowance, Allowances
 
 log = logging.getLogger(__name__)
 

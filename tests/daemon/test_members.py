@@ -339,7 +339,8 @@ def test_a_link_made_for_a_backlog_is_ended_by_the_end_that_dialled_once_all_is_
     async def story() -> None:
         removed: list[int] = []
         transport = SimpleNamespace(
-            has_dialled=lambda peer: dials, remove_neighbor=lambda peer, reason: removed.append(peer)
+            connection=lambda peer: SimpleNamespace(dialled=dials),
+            remove_neighbor=lambda peer, reason: removed.append(peer),
         )
         # Of six peers on a ring, 2 is a neighbour of 1 and 3 and owes one frame each to 0, 1 and 4.
         members = range(6)
