@@ -59,8 +59,10 @@ class WarmPython:
         self.address, self.executable = str(folder / "socket"), folder / "python"
         plain = self if below is None else below
         ours = (sys.executable, "-IS", __file__, "client", self.address, sys.executable, plain.address)
-        self.executable.write_text(f'#!/bin/sh\nexec {shlex.join(ours)} "$@"\n')
-        self.executable.chmod(0o755)
+        # Beside it, for a PATH: the command of the package.
+        for program, words in ((self.executable, shlex.join(ours)), (folder / "sotto", f"{self.executable} -m peer")):
+            program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+            program.chmod(0o755)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         self._server = subprocess.Popen(
             [

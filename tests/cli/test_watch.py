@@ -17,6 +17,7 @@ from tests.cli.runner import sotto
 from tests.report.sample_run import write_sample_run
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_it_prints_the_address_serves_the_page_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     run = write_sample_run(tmp_path / "digits", rounds=20)
     (run / "peers").rename(run / "elsewhere")

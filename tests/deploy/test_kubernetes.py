@@ -70,6 +70,7 @@ def test_kubectl_builds_the_kustomization_and_the_result_fits_the_schema() -> No
         assert container["image"] == "sottovoce:latest"
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_kits_that_the_readme_makes_reach_each_its_own_pod(tmp_path: Path) -> None:
     text = (DEPLOY / "README.md").read_text().partition("\n## Kubernetes\n")[2]
     block = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]

@@ -32,6 +32,7 @@ def test_the_job_has_a_pod_for_each_shard() -> None:
     assert volumes["results"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_tasks_of_a_slurm_array_complete_a_sweep(tmp_path: Path) -> None:
     """With the variables that Slurm sets, and two tasks side by side in one folder."""
     text = SMALL.replace("seeds = [0, 1, 2]", "seeds = [0]").replace("[0.05, 0.1]", "[0.05]")
