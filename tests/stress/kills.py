@@ -25,6 +25,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from peer.config.options import Config, load
 from peer.errors import SottoError
@@ -128,25 +129,10 @@ def plan(seed: int, kills: int, peers: int, rounds: int) -> list[Kill]:
 class Killer:
     """Runs one cluster, with or without kills."""
 
-    def __init__(
-        self,
-        config: Config,
-        peers: int,
-        directory: Path,
-        kills: list[Kill],
-        *,
-        cold: bool = False,
-        fork_server: ForkServer | None = None,
-    ) -> None:
+    def __init__(self, config: Config, peers: int, directory: Path, kills: list[Kill], **how: Any) -> None:
+        """`how`: what peers are started with, as for `Cluster`."""
         directory.mkdir()
-        self.cluster = Cluster(
-            config,
-            Path(),
-            num_peers=peers,
-            directory=directory,
-            launcher=(lambda index: ()) if cold else None,
-            fork_server=fork_server,
-        )
+        self.cluster = Cluster(config, Path(), num_peers=peers, directory=directory, **how)
         self._waiting = list(kills)
         self._cued_at: float | None = None
         self._last_round = 0
@@ -221,14 +207,11 @@ def measure(
     """Run one algorithm with and without kills; `fork_server` as for `Cluster`."""
     config = job(algorithm, arguments.rounds, arguments.set)
     row = Row(algorithm=algorithm, peers=arguments.peers, rounds=arguments.rounds, seed=arguments.seed)
-    undisturbed = Killer(
-        config, arguments.peers, directory / "undisturbed", [], cold=arguments.cold, fork_server=fork_server
-    )
+    how = {"launcher": (lambda index: ()) if arguments.cold else None, "fork_server": fork_server}
+    undisturbed = Killer(config, arguments.peers, directory / "undisturbed", [], **how)
     row.undisturbed_s = undisturbed.run()
     kills = plan(arguments.seed, arguments.kills, arguments.peers, arguments.rounds)
-    disturbed = Killer(
-        config, arguments.peers, directory / "killed", kills, cold=arguments.cold, fork_server=fork_server
-    )
+    disturbed = Killer(config, arguments.peers, directory / "killed", kills, **how)
     row.disturbed_s = disturbed.run()
     row.kills, row.plan = len(disturbed.done), disturbed.done
     row.of_down = sum(kill.was_down for kill in disturbed.done)

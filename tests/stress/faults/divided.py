@@ -390,10 +390,9 @@ def _declarations(liar: LyingMember) -> Mapping[str, Falsehood]:
         return None, membership_codec.MAGIC + sealed(statement, proof)
 
     def of_others(occasion: Occasion) -> tuple[None, bytes]:
-        change = Change(ChangeKind.LOST, occasion.other(), occasion.receiver, occasion.round + 40, occasion.round)
-        return None, membership_codec.encode(
-            replace(change, issuer=(occasion.receiver + 1) % occasion.scenario.num_first)
-        )
+        issuer = (occasion.receiver + 1) % occasion.scenario.num_first
+        change = Change(ChangeKind.LOST, occasion.other(), issuer, occasion.round + 40, occasion.round)
+        return None, membership_codec.encode(change)
 
     return {
         "a loss without votes": lambda occasion: loss(occasion, ()),

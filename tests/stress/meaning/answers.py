@@ -118,7 +118,7 @@ class Liars:
             text = random.choice(RAW) if random.random() < 0.1 else json.dumps(lie(random, truth))
         answer = control_pb2.ControlResponse(result=text)
         answer.certificate, answer.proof = prove(
-            _credentials(self.cluster, name), request.challenge, verifier=verifier, answer=text.encode()
+            credentials_of(self.cluster, name), request.challenge, verifier=verifier, answer=text.encode()
         )
         return answer.SerializeToString()
 
@@ -201,7 +201,8 @@ def _invented(random: Random) -> list[dict[str, Any]]:
 
 
 @cache
-def _credentials(cluster: Path, name: str) -> Credentials:
+def credentials_of(cluster: Path, name: str) -> Credentials:
+    """Return what a peer of a cluster folder proves itself with."""
     config = load(cluster / name / "peer.toml", environment={})
     loaded = load_credentials(config.security, cluster / name, name)
     assert isinstance(loaded, Credentials)

@@ -42,7 +42,7 @@ from peer.net.hello import HelloInfo, check_identity
 from peer.net.inbox import Inbox, LinkLimits, new_pace
 from peer.net.rpc import CallRefused
 from peer.net.security.certificates import vouched_identity
-from peer.net.security.credentials import Credentials, load_credentials
+from peer.net.security.credentials import Credentials
 from peer.net.security.proofs import check_proof
 from peer.net.security.revocation_list import RevocationList
 from peer.node import membership_codec
@@ -56,7 +56,7 @@ from peer.proto.sottovoce.v1.statement_pb2 import Proof
 from peer.state.statement_counter import StatementCounter
 from peer.wire.start_model import StartModel
 from tests.hostile import forged_certificates as forged
-from tests.stress.meaning.answers import Askers
+from tests.stress.meaning.answers import Askers, credentials_of
 from tests.stress.meaning.calls import Callers
 from tests.stress.meaning.protobuf_lies import changed
 from tests.stress.meaning.report import Report
@@ -144,17 +144,14 @@ class _Peer:
     @cached_property
     def liar(self) -> SignedStatements:
         """What peer-1 signs, as production does; it may say what it likes."""
-        own = load_credentials(self.config.security, self.folder.parent / "peer-1", "peer-1")
-        assert isinstance(own, Credentials)
+        own = credentials_of(self.folder.parent, "peer-1")
         numbers = cast(StatementCounter, SimpleNamespace(next=count(1).__next__))
         names = [entry.name for entry in self.config.peers]
         return SignedStatements(own, run=self.config.run.name, listed=names, counter=numbers, unsigned="refuse")
 
-    @cached_property
+    @property
     def credentials(self) -> Credentials:
-        loaded = load_credentials(self.config.security, self.folder, "peer-0")
-        assert isinstance(loaded, Credentials)
-        return loaded
+        return credentials_of(self.folder.parent, "peer-0")
 
     def info(self, name: str) -> HelloInfo:
         return HelloInfo(
