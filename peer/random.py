@@ -66,6 +66,8 @@ class Purpose(enum.IntEnum):
     """Delays and losses of a simulated network."""
     STATISTICS = 13
     """Samples from which the averaged model gets the statistics of its norms."""
+    COPY = 14
+    """Stochastic rounding of the copies of a peer's model, the same at all that keep one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,20 @@ and added, rounded again (no fused operations), all in the vector's own float ty
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from peer.compress.columns import Columns
+from peer.compress.float_types import KEPT_AT_ONCE, are_floats, floats_of, store_
 from peer.compress.layout import Layout
 from peer.compress.levels import add_levels_, are_safe, greatest_level, level_values
-from peer.compress.payload import Dense, FloatArray, LayerPayload, Levels, Payload, Sparse, num_values
+from peer.compress.payload import Dense, FloatArray, Kept, LayerPayload, Levels, Payload, Sparse, num_values
 from peer.errors import RemoteProtocolError
 from peer.native import lib, pointer
+from peer.random import Stream
 
 
 def decompress_layers(payload: Payload, layout: Layout, dtype: npt.DTypeLike) -> FloatArray:
@@ -53,6 +56,31 @@ def add_decompressed_(out: FloatArray, payload: Payload, layout: Layout, scale: 
             add_levels_(target, layer, scale)
         else:
             add_dense_(target, _values(layer, out.dtype), scale)
+
+
+def add_kept_(out: Kept, payload: Payload, layout: Layout, stream: Stream, scale: float = 1.0) -> None:
+    """Do as `add_decompressed_` does. In bfloat16, each number that the payload names is read, changed in float32, and
+    rounded as `store_` does: the p-th of layer l by half p of the l-th stream from the given one on."""
+    if are_floats(out):
+        add_decompressed_(out, payload, layout, scale)
+        return
+    for number, (part, layer) in enumerate(zip(layout.slices, _checked(payload, layout), strict=True)):
+        draws, values = replace(stream, layer=stream.layer + number), layer
+        if isinstance(layer, Sparse):
+            _check_indices(layer)
+            values = layer.values
+        for start in range(0, num_values(values), KEPT_AT_ONCE):
+            block = slice(start, start + KEPT_AT_ONCE)
+            if isinstance(values, Levels):
+                few: LayerPayload = replace(values, codes=values.codes[block])
+            else:
+                few = replace(values, values=values.values[block]) if isinstance(values, Dense) else values
+            where = layer.indices[block] if isinstance(layer, Sparse) else block
+            sums = floats_of(out[part][where])
+            add_dense_(sums, _values(few, sums.dtype), scale)
+            rounded = np.empty(sums.size, np.uint16)
+            store_(rounded, sums, draws, start)
+            out[part][where] = rounded
 
 
 def add_all_decompressed_(out: FloatArray, terms: Sequence[tuple[Payload, float]], layout: Layout) -> None:

@@ -1,11 +1,18 @@
-"""Real numbers in fewer bits: rounding to the float types of messages."""
+"""Real numbers in fewer bits: rounding to the float types of messages, and vectors that are kept in bfloat16.
+
+Such a vector (`payload.Kept`) holds the upper halves of float32 numbers as uint16. It is read and written a block at a
+time: `floats_of`, `store_`, and what `decompress` adds to it.
+"""
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import numpy as np
 
-from peer.compress.payload import Dense, FloatArray, ValueType
+from peer.compress.payload import Dense, FloatArray, Kept, ValueType
 from peer.native import lib, pointer
+from peer.random import Stream
 
 _LARGEST = {ValueType.BFLOAT16: float.fromhex("0x1.fep127"), ValueType.FLOAT16: 65504.0}
 
@@ -19,6 +26,9 @@ RELATIVE_ERROR = {
     ValueType.FLOAT16: 2.0**-11,
 }
 """Half a unit in the last place, of numbers in the normal range of the type."""
+
+KEPT_AT_ONCE = 1 << 17
+"""Numbers of a vector in bfloat16 that are handled at once as float32: an even number, which a cache holds."""
 
 
 def own_type(v: FloatArray) -> ValueType:
@@ -58,6 +68,41 @@ def rounded(v: FloatArray, value_type: ValueType) -> Dense:
     if value_type is ValueType.FLOAT16:
         return Dense(values.astype(np.float16).astype(np.float32), value_type)
     return Dense(_to_bfloat16(values), value_type)
+
+
+def are_floats(kept: Kept) -> TypeGuard[FloatArray]:
+    """Return whether the numbers of a vector are kept as floats, and not in bfloat16."""
+    return kept.dtype != np.uint16
+
+
+def floats_of(kept: Kept) -> FloatArray:
+    """Return the numbers of a vector to compute with: the vector itself, or a new float32[n] of one in bfloat16."""
+    if are_floats(kept):
+        return kept
+    bits = kept.astype(np.uint32)
+    bits <<= np.uint32(16)
+    return bits.view(np.float32)
+
+
+def store_(out: Kept, values: FloatArray, stream: Stream | None = None, start: int = 0) -> None:
+    """Overwrite `out` with the numbers, float[n] of its own type, or float32[n] for one in bfloat16.
+
+    There they are rounded to nearest even or, with a stream, stochastically, so that the mean of what is stored is v:
+    away from zero if half i of the stream's words, lower halves first, is at least 2¹⁶ less the lower 16 bits of v.
+    Half `start` is that of the first number; it is even. The error is below 2⁻⁷ |v|, and its variance at most 2⁻¹⁶ v².
+    """
+    if are_floats(out):
+        out[:] = values
+        return
+    for first in range(0, out.size, KEPT_AT_ONCE):
+        block = values[first : first + KEPT_AT_ONCE]
+        if stream is None:
+            bits = rounded(block, ValueType.BFLOAT16).values.view(np.uint32)
+        else:
+            words = stream.words((block.size + 1) // 2, (start + first) // 2).astype("<u4", copy=False)
+            bits = block.view(np.uint32) + words.view("<u2")[: block.size]
+        bits >>= np.uint32(16)
+        out[first : first + block.size] = bits
 
 
 def _to_bfloat16(v: FloatArray) -> FloatArray:

@@ -19,6 +19,8 @@ import numpy.typing as npt
 from peer.compress.magnitude import max_magnitude
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+Kept: TypeAlias = FloatArray | npt.NDArray[np.uint16]
+"""Numbers that a peer keeps: as floats, or as the 16 bits of bfloat16 (`float_types`)."""
 
 
 class ValueType(enum.IntEnum):

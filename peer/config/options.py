@@ -194,6 +194,9 @@ class AlgorithmOptions(Section):
     clip_radius: Positive | None = None
     """clipped: the radius, as the norm of a difference between two models. The default follows the distances to the
     neighbours in each round."""
+    memory: Literal["float32", "bfloat16"] = "float32"
+    """choco-sgd, quant-sgp, dcd-psgd: number type of the copies that peers keep of models. bfloat16 takes half of the
+    memory, and is rounded stochastically, at all peers alike."""
     whole_below: Whole = 0
     """Send layers with fewer numbers than this uncompressed."""
     push_weight_guard: Annotated[float, Field(ge=0, le=1)] = 0.5

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from peer.compress.base import Compressor, Draws
 from peer.compress.decompress import add_decompressed_, decompress_layers
 from peer.compress.layout import Layout
-from peer.compress.payload import FloatArray, Payload
+from peer.compress.payload import FloatArray, Kept, Payload
 from peer.compress.payload_norm import norm
 from peer.errors import RemoteProtocolError
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, RobustMixing, ServerOptions
@@ -205,6 +205,8 @@ class NodeContext:
     final: FinalRounds = field(default_factory=FinalRounds)
     server: ServerOptions = field(default_factory=ServerOptions)
     low_rank: LowRankOptions = field(default_factory=LowRankOptions)
+    in_bfloat16: bool = False
+    """Whether copies of models, and error memories, are kept in bfloat16; only of float32 models."""
     outer_rate: float = 1.0
     """How many times as far as γ says the model moves by the mean (`PartitionedAllReduce`)."""
     robust: RobustMixing | None = None
@@ -218,6 +220,12 @@ class NodeContext:
     sends it in place of the compressor's output, since the others have it already."""
     imposed_parts: dict[tuple[int, int, int], Payload] = field(default_factory=dict)
     """(round, phase, receiver) → the same, for messages in parts, where every receiver gets its own."""
+
+    def kept_zeros(self, x: FloatArray) -> Kept:
+        """Return as many zeros as `x` has numbers, of the type in which this run keeps copies and error memories."""
+        if self.in_bfloat16 and x.dtype != np.float32:
+            raise ValueError(f"what belongs to a model of {x.dtype} cannot be kept in bfloat16, only that of float32")
+        return np.zeros(x.size, np.uint16 if self.in_bfloat16 else x.dtype)
 
 
 @dataclass(frozen=True)
@@ -326,7 +334,11 @@ class Algorithm(ABC):
         Of a model, its norm. It counts by its push-sum weight: one far below the own, or below `LIGHT`, moves little,
         however far its z is away, as that of a newcomer that was given next to nothing and has made a step.
         """
-        return norm(message.layers) / max(message.push_weight, self.u / 4.0, LIGHT)
+        return self._counted(norm(message.layers), message.push_weight)
+
+    def _counted(self, length: float, push_weight: float) -> float:
+        """Return how far a message of that norm and push-sum weight reaches."""
+        return length / max(push_weight, self.u / 4.0, LIGHT)
 
     def shortened(self, t: int, gradient: FloatArray, rate: float) -> FloatArray:
         """Return the gradient of round t, or a share of it where the own model would reach too far by it. `rate`: γ, as

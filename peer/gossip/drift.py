@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress.payload import FloatArray
+from peer.compress.payload import FloatArray, Kept
 from peer.gossip.mixing import add_scaled_, restored_like
 
 _PART_OF_GAP = 1 / 6
@@ -53,7 +53,7 @@ class DriftCorrection:
         if rate > 0.0:
             add_scaled_(x, rate, self._correction)
 
-    def learn_(self, movement: FloatArray, scale: float = 1.0) -> None:
+    def learn_(self, movement: Kept, scale: float = 1.0) -> None:
         """Note that averaging has moved the peer by `scale · movement`. Without local steps it says nothing of
         gradients."""
         if self._rate > 0.0:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from peer.compress.base import compress_layers
 from peer.compress.columns import Columns
 from peer.compress.decompress import add_all_decompressed_, add_decompressed_, add_dense_, decompress_layers
-from peer.compress.float_types import own_type
+from peer.compress.float_types import KEPT_AT_ONCE, are_floats, floats_of, own_type
 from peer.compress.layout import Layout
-from peer.compress.payload import Dense, FloatArray, Payload, Residues, num_values
+from peer.compress.payload import Dense, FloatArray, Kept, Payload, Residues, num_values
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, Exchange, NodeContext, in_sender_order
 from peer.gossip.views import ViewSchedule
@@ -28,18 +28,24 @@ BLOCK = 1 << 15
 """Numbers handled at once by the passes over whole vectors: a block and its temporaries stay in the cache."""
 
 
-def add_scaled_(out: FloatArray, scale: float, values: FloatArray) -> None:
+def add_scaled_(out: FloatArray, scale: float, values: Kept) -> None:
     """Add `scale · values` to `out` in place, in the dtype of `out` and without a temporary of full size."""
-    add_dense_(out, values, scale)
+    if are_floats(values):
+        add_dense_(out, values, scale)
+        return
+    for start in range(0, out.size, KEPT_AT_ONCE):
+        part = slice(start, start + KEPT_AT_ONCE)
+        add_dense_(out[part], floats_of(values[part]), scale)
 
 
-def distance(a: FloatArray, b: FloatArray, a_weight: float = 1.0, b_weight: float = 1.0) -> float:
+def distance(a: Kept, b: Kept, a_weight: float = 1.0, b_weight: float = 1.0) -> float:
     """Return ‖a / a_weight − b / b_weight‖₂ without a temporary of full size."""
-    number, square = a.dtype.type, 0.0
+    square = 0.0
     for start in range(0, a.size, BLOCK):
-        part = slice(start, start + BLOCK)
-        difference = a[part] / number(a_weight)
-        difference -= b[part] / number(b_weight)
+        ours, theirs = (floats_of(vector[start : start + BLOCK]) for vector in (a, b))
+        number = ours.dtype.type
+        difference = ours / number(a_weight)
+        difference -= theirs / number(b_weight)
         square += float(np.dot(difference, difference))
     return math.sqrt(square)
 
@@ -242,7 +248,7 @@ def mixed_push_weight(
     return mixed
 
 
-def restored_like(x: FloatArray, saved: npt.NDArray[Any]) -> FloatArray:
+def restored_like(x: Kept, saved: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a copy of a saved vector. Raises ValueError unless it has the shape and dtype of `x`."""
     if saved.shape != x.shape or saved.dtype != x.dtype:
         raise ValueError(f"a saved vector has shape {saved.shape} and type {saved.dtype}, not {x.shape} and {x.dtype}")
@@ -258,11 +264,11 @@ class HeldBack:
     """
 
     def __init__(self) -> None:
-        self._values: dict[int, FloatArray] = {}
+        self._values: dict[int, Kept] = {}
         self._scales: dict[tuple[int, int], float] = {}
 
     def keep_(
-        self, x: FloatArray, node: NodeContext, t: int, rate: float, missing: Collection[int], value: FloatArray
+        self, x: FloatArray, node: NodeContext, t: int, rate: float, missing: Collection[int], value: Kept
     ) -> None:
         """Add η W_ij v_i to `x` for every missing sender j and keep `value`, which is v_i of round t (copied)."""
         for sender in sorted(missing):

@@ -44,8 +44,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from peer.compress.float_types import KEPT_AT_ONCE, are_floats, floats_of
 from peer.compress.norms import sum_of_squares
-from peer.compress.payload import FloatArray
+from peer.compress.payload import FloatArray, Kept
 from peer.errors import LOWER_RATE, DivergenceError, RemoteProtocolError
 from peer.wire.message import Message
 
@@ -188,14 +189,14 @@ class Reaches:
         """Return whether a message has moved the model unusually far, not long before round t."""
         return self._suspect[0] >= t - REMEMBERED
 
-    def share_within(self, t: int, x: FloatArray | None, change: Callable[[], FloatArray]) -> float:
+    def share_within(self, t: int, x: Kept | None, change: Callable[[], FloatArray]) -> float:
         """Return the largest share s of an own change of x in round t, at most 1, with ‖x + s change‖ ≤ max(l, ‖x‖), l
         what own messages may reach. Nothing is computed unless the model was moved unusually far. `x`: None for 0."""
         if not (self._shortens and self.is_misled(t)):
             return 1.0
         by, limit = change(), self.allowed(OWN_MODEL, share=HALF)
         length = 0.0 if x is None else norm_of(x)
-        along = 0.0 if x is None else float(np.dot(x.astype(np.float64), by.astype(np.float64)))
+        along = 0.0 if x is None else float(np.dot(floats_of(x).astype(np.float64), by.astype(np.float64)))
         square, left = sum_of_squares(by), max(limit**2 - length**2, 0.0)
         if square + 2.0 * along <= left:
             return 1.0
@@ -255,6 +256,9 @@ class Reaches:
             self._suspect = float(t), int(sender), float(reach)
 
 
-def norm_of(x: FloatArray) -> float:
+def norm_of(x: Kept) -> float:
     """Return ‖x‖₂."""
-    return math.sqrt(sum_of_squares(x))
+    if are_floats(x):
+        return math.sqrt(sum_of_squares(x))
+    blocks = (x[start : start + KEPT_AT_ONCE] for start in range(0, x.size, KEPT_AT_ONCE))
+    return math.sqrt(sum(sum_of_squares(floats_of(block)) for block in blocks))

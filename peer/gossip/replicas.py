@@ -5,6 +5,11 @@ and at every receiver, so that all copies of one peer are the same to the last b
 in-neighbour of the whole schedule rather than one running sum Σ_j W_ij x̂_j: it serves graphs that change and
 messages that are late.
 
+In bfloat16, copies take half of the memory. What a difference changes is rounded there by random bits that are a
+function of the run's seed, the sender, the round and the number's place in the message, the same at all that keep the
+copy. Rounded to nearest, a small difference would change nothing, and be chosen again for ever. The next difference
+makes up for the rounding, which is one more error of C.
+
 That the copies are the same is checked in every `CHECK_EVERY`-th round: their digests are compared, and a layer that
 differs (a memory error, a bug, a state folder that was put back) is sent whole. No copy thus drifts unnoticed for
 longer than that; models that were mixed with it in the meantime stay so.
@@ -23,10 +28,11 @@ import numpy.typing as npt
 import xxhash
 
 from peer import wire
-from peer.compress.decompress import add_decompressed_
+from peer.compress.decompress import add_decompressed_, add_kept_
+from peer.compress.float_types import are_floats, floats_of, store_
 from peer.compress.magnitude import max_magnitude
 from peer.compress.norms import sum_of_squares
-from peer.compress.payload import Dense, FloatArray, Payload, WholeIntegers
+from peer.compress.payload import Dense, FloatArray, Kept, Payload, WholeIntegers
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import (
     Algorithm,
@@ -59,6 +65,7 @@ from peer.gossip.plausibility import UNUSUAL
 from peer.gossip.robust import add_robust_
 from peer.gossip.value_bounds import largest_value
 from peer.gossip.views import ViewSchedule
+from peer.random import Purpose, stream
 from peer.wire.message import Message, MessageKind, RepairWish
 
 CHECK_EVERY = 16
@@ -82,12 +89,14 @@ class Replicas:
         self.receivers = node.schedule.all_receivers(node.peer)
         self._shared = node.shared_copies
 
-        def start() -> FloatArray:
-            begun = x0.copy() if starts_at_x0 else np.zeros(x0.size, x0.dtype)
+        def start() -> Kept:
+            begun = node.kept_zeros(x0)
+            if starts_at_x0:
+                store_(begun, x0)
             return begun if self._shared is None else self._shared.start(begun)
 
-        self.of: dict[int, FloatArray] = {j: start() for j in sorted({node.peer, *self.senders})}
-        """Peer → its copy, float[n]. Not to be written to where copies are shared (`_writable`)."""
+        self.of: dict[int, Kept] = {j: start() for j in sorted({node.peer, *self.senders})}
+        """Peer → its copy, float[n] or bfloat16[n]. Not to be written to where copies are shared (`_writable`)."""
         self._rounds: dict[int, int] = dict.fromkeys(self.senders, 0)
         self._own_rounds = 0
         """Number of differences that the own copy holds."""
@@ -95,11 +104,11 @@ class Replicas:
         """Peer → (round, digests) of the last check of its copy."""
         self._whole: dict[int, Message] = {}
         """Sender → layers of its copy as it is after a difference that has not come yet."""
-        self._kept: dict[int, FloatArray] = {}
+        self._kept: dict[int, Kept] = {}
         """Round → the own copy before the difference of that round, where it restarted or got other receivers then."""
 
     @property
-    def own(self) -> FloatArray:
+    def own(self) -> Kept:
         """The copy that the others hold of this peer."""
         return self.of[self._node.peer]
 
@@ -124,7 +133,7 @@ class Replicas:
                 f"{self._rounds[message.sender]}: late messages have to be absorbed first"
             )
 
-    def apply_(self, message: Message, scale: float = 1.0, decay: float = 1.0) -> FloatArray:
+    def apply_(self, message: Message, scale: float = 1.0, decay: float = 1.0) -> Kept:
         """Set x̂_j ← decay · x̂_j + scale · C_j for the sender j and return that copy."""
         sender = message.sender
         self._rounds[sender] = message.round + 1
@@ -134,7 +143,7 @@ class Replicas:
             self.take(self._whole.pop(sender))
         return copy
 
-    def apply_own_(self, t: int, payload: Payload, scale: float = 1.0, decay: float = 1.0) -> FloatArray:
+    def apply_own_(self, t: int, payload: Payload, scale: float = 1.0, decay: float = 1.0) -> Kept:
         """Change the own copy as every receiver changes its copy of this peer."""
         self._own_rounds = t + 1
         copy = self._add_(self._node.peer, t, payload, scale, decay)
@@ -174,9 +183,10 @@ class Replicas:
         return tuple(layer for layer, pair in enumerate(zip(ours, digests, strict=True)) if pair[0] != pair[1])
 
     def whole(self, wanted: Sequence[RepairWish]) -> Message:
-        """Return layers of the own copy as they are now, bit for bit: as the integers that their bits spell."""
-        slices = self._node.layout.slices
-        layers = tuple(WholeIntegers(self.own[slices[wish.layer]].view(np.int32).astype(np.int64)) for wish in wanted)
+        """Return layers of the own copy as they are now, bit for bit: as the integers that their bits spell in
+        float32."""
+        found = (floats_of(self.own[self._node.layout.slices[wish.layer]]) for wish in wanted)
+        layers = tuple(WholeIntegers(layer.view(np.int32).astype(np.int64)) for layer in found)
         ids = tuple(wish.layer for wish in wanted)
         return Message(MessageKind.REPAIR, self._node.peer, self._own_rounds, layers=layers, layer_ids=ids)
 
@@ -204,7 +214,7 @@ class Replicas:
         elif message.round == self._rounds[sender]:
             for number, layer in zip(message.layer_ids or (), message.layers, strict=True):
                 assert isinstance(layer, WholeIntegers)
-                self._writable(sender)[self._node.layout.slices[number]] = _spelled(layer)
+                store_(self._writable(sender)[self._node.layout.slices[number]], _spelled(layer))
             self._digests.pop(sender, None)
 
     # Edges that come and go (`gossip.boundary`).
@@ -220,31 +230,34 @@ class Replicas:
         self._whole = {j: message for j, message in self._whole.items() if j in self.of}
 
     def restart_own(self, x: FloatArray, t: int) -> None:
-        """Let the own copy be `x` (copied) before the difference of round t: all receivers get it whole."""
-        np.copyto(self._writable(self._node.peer), x)
+        """Let the own copy be `x`, in bfloat16 to nearest, before the difference of round t: all receivers get it
+        whole."""
+        store_(self._writable(self._node.peer), x)
         self._own_rounds = t
         self._digests.pop(self._node.peer, None)
 
     def own_copy(self, t: int) -> Message:
         """Return the own copy as a message of round t that loses nothing."""
-        return Message(MessageKind.GOSSIP, self._node.peer, t, layers=whole(self.own.copy(), self._node.layout))
+        layers = whole(floats_of(self.own.copy()), self._node.layout)
+        return Message(MessageKind.GOSSIP, self._node.peer, t, layers=layers)
 
     def start_copy(self, message: Message) -> None:
         """Replace the copy by the sender's `own_copy`. Raises RemoteProtocolError."""
         values = np.concatenate([layer.values for layer in message.layers if isinstance(layer, Dense)])
         if values.size != self.own.size:
             raise RemoteProtocolError("sent a copy in another form than whole", peer=message.sender)
-        np.copyto(self._writable(message.sender), values)
+        store_(self._writable(message.sender), values)
         self._rounds[message.sender] = message.round + 1
         self._digests.pop(message.sender, None)
 
-    def _add_(self, whose: int, t: int, payload: Payload, scale: float, decay: float) -> FloatArray:
-        """Let a copy take the difference of round t; return it."""
+    def _add_(self, whose: int, t: int, payload: Payload, scale: float, decay: float) -> Kept:
+        """Let a copy take the difference of round t; return it. In bfloat16 all that keep it round it alike."""
 
-        def change_(copy: FloatArray) -> None:
+        def change_(copy: Kept) -> None:
             if decay != 1.0:
+                assert are_floats(copy), "rounding would add up: `validate` refuses it"
                 copy *= copy.dtype.type(decay)
-            add_decompressed_(copy, payload, self._node.layout, scale)
+            add_kept_(copy, payload, self._node.layout, stream(self._node.seed, whose, Purpose.COPY, t), scale)
 
         copy = self.of[whose]
         if copy.flags.writeable:
@@ -254,7 +267,7 @@ class Replicas:
             copy = self.of[whose] = self._shared.moved(whose, t + 1, copy, change_)
         return copy
 
-    def _writable(self, whose: int) -> FloatArray:
+    def _writable(self, whose: int) -> Kept:
         """Return a copy that this peer alone keeps from now on."""
         if not self.of[whose].flags.writeable:
             self.of[whose] = self.of[whose].copy()
@@ -281,12 +294,13 @@ class Replicas:
         the next.
 
         `messages`: those of consecutive rounds, up to the newest of all or the last before a copy was kept. A copy is
-        one that was kept, or that of the next round less the difference between them.
+        one that was kept, or that of the next round less the difference between them; in bfloat16, without what
+        rounding added to the numbers of that difference, less than 2⁻⁷ of each and 0 in the mean.
         """
-        copy, kept = self.own.copy(), sorted(self._kept)
+        copy, kept = floats_of(self.own.copy()), sorted(self._kept)
         for message in sorted(messages, key=lambda message: -message.round):
             while kept and kept[-1] > message.round:
-                copy = self._kept[kept.pop()].copy()
+                copy = floats_of(self._kept[kept.pop()].copy())
             yield message, copy
             add_decompressed_(copy, message.layers, self._node.layout, -1.0)
 
@@ -386,12 +400,13 @@ class ReplicaAlgorithm(Algorithm):
             at_most = abs(decay) * self._reach_of(message, copy) + length
             if at_most <= self.reaches.allowed(sender, share=UNUSUAL):
                 return at_most
-            copy = copy * copy.dtype.type(decay)
+            copy = floats_of(copy) * self.x.dtype.type(decay)
             add_decompressed_(copy, message.layers, self.node.layout, scale)
         return self._reach_of(message, copy)
 
-    def _reach_of(self, message: Message, copy: FloatArray) -> float:
-        return super().reach(replace(message, layers=whole(copy, self.node.layout)), 0.0, self.node.peer)
+    def _reach_of(self, message: Message, copy: Kept) -> float:
+        square = sum(sum_of_squares(floats_of(copy[part])) for part in self.node.layout.slices)
+        return self._counted(math.sqrt(square), message.push_weight)
 
     def check_repair(self, repair: Message) -> None:
         self.replicas.check_whole(repair)
@@ -399,14 +414,14 @@ class ReplicaAlgorithm(Algorithm):
     def _compress_difference_(self, t: int) -> Payload:
         """Return q = C[x̃ − x̂] and bring the own copy up to date with it: x̂ ← x̂ + q."""
         node, own, number = self.node, self.replicas.own, self.x.dtype.type
-        share = number(self.reaches.share_within(t, own, lambda: self.x - own))
+        share = number(self.reaches.share_within(t, own, lambda: self.x - floats_of(own)))
         if share < 1.0 or self.x.size < LARGE:
-            difference = np.subtract(self.x, own, out=self._scratch)
+            difference = np.subtract(self.x, floats_of(own), out=self._scratch)
             payload = compress(node, t, difference if share == 1.0 else share * difference)
         else:
             # One layer after the other in the same memory.
             slices, room = node.layout.slices, np.empty(max(node.layout.sizes), self.x.dtype)
-            layers = (np.subtract(self.x[p], own[p], out=room[: p.stop - p.start]) for p in slices)
+            layers = (np.subtract(self.x[p], floats_of(own[p]), out=room[: p.stop - p.start]) for p in slices)
             payload = compress(node, t, layers)
         self.replicas.apply_own_(t, payload)
         return payload
@@ -612,7 +627,7 @@ class DcdPsgd(ReplicaAlgorithm):
     """h = Σ_j W_ij x̂_j − γ g(x); x ← x + C[h − x]; every copy follows by the same difference, so that x̂_j = x_j.
 
     Tang et al. 2018, difference compression (DCD-PSGD). Copies start at x₀. The error of C enters x itself, unbiased
-    and uncorrected: good for mild compression only.
+    and uncorrected: good for mild compression only. So does the rounding of copies in bfloat16, whose numbers x has.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -639,8 +654,9 @@ class DcdPsgd(ReplicaAlgorithm):
         if (share := self.reaches.share_within(t, self.x, lambda: self._scratch)) < 1.0:
             self._scratch *= self.x.dtype.type(share)
         payload = compress(self.node, t, self._scratch)
-        add_decompressed_(self.x, payload, self.node.layout, 1.0)
-        self.replicas.apply_own_(t, payload)
+        own = self.replicas.apply_own_(t, payload)
+        for part in self.node.layout.slices:
+            store_(self.x[part], floats_of(own[part]))
         return Exchange(self.replicas.messages(t, payload), frozenset(self.replicas.senders))
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
@@ -705,7 +721,7 @@ class EcdPsgd(ReplicaAlgorithm):
 def weighted_replicas_(out: FloatArray, node: NodeContext, t: int, replicas: Replicas) -> None:
     """Overwrite `out` with Σ_j W_ij x̂_j, self in its place; or with what `robust` makes of the copies."""
     if node.robust is not None:
-        np.copyto(out, replicas.own)
+        store_(out, floats_of(replicas.own))
         heard = [(node.schedule.weight(t, node.peer, j), replicas.of[j]) for j in sorted(replicas.senders)]
         add_robust_(out, node.robust, 1.0, replicas.own, [each for each in heard if each[0] > 0.0])
         return

@@ -12,15 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from peer.compress.float_types import floats_of
 from peer.compress.norms import sum_of_squares
-from peer.compress.payload import FloatArray
+from peer.compress.payload import FloatArray, Kept
 from peer.gossip.mixing import BLOCK, add_scaled_
 from peer.gossip.options import RobustMixing
 
 
-def add_robust_(
-    x: FloatArray, rule: RobustMixing, rate: float, own: FloatArray, heard: Sequence[tuple[float, FloatArray]]
-) -> None:
+def add_robust_(x: FloatArray, rule: RobustMixing, rate: float, own: Kept, heard: Sequence[tuple[float, Kept]]) -> None:
     """Add to `x` in place the result of a rule on the models heard. `own`: v_i; `heard`: (W_ij, v_j), ascending
     senders; neither is written to, and neither is `x`."""
     if rule.rule == "clipped":
@@ -30,7 +29,7 @@ def add_robust_(
 
 
 def add_clipped_(
-    x: FloatArray, rate: float, own: FloatArray, heard: Sequence[tuple[float, FloatArray]], rule: RobustMixing
+    x: FloatArray, rate: float, own: Kept, heard: Sequence[tuple[float, Kept]], rule: RobustMixing
 ) -> None:
     """Add η Σ_j W_ij min(1, τ / ‖v_j − v_i‖₂) (v_j − v_i) to `x` in place.
 
@@ -70,7 +69,7 @@ def adaptive_radius(neighbours: Sequence[tuple[float, float]], attackers: int) -
     return math.sqrt(sum(w * distance * distance for w, distance in trusted) / sum(w for w, _ in others))
 
 
-def add_trimmed_mean_(x: FloatArray, rate: float, own: FloatArray, heard: Sequence[FloatArray], attackers: int) -> None:
+def add_trimmed_mean_(x: FloatArray, rate: float, own: Kept, heard: Sequence[Kept], attackers: int) -> None:
     """Add η (m − v_i) to `x` in place: coordinate by coordinate, m is the mean of the own number and those of the
     neighbours without the b largest and the b smallest.
 
@@ -86,20 +85,22 @@ def add_trimmed_mean_(x: FloatArray, rate: float, own: FloatArray, heard: Sequen
         part = slice(start, min(start + BLOCK, x.size))
         block = rows[:, : part.stop - part.start]
         for row, values in zip(block, heard, strict=True):
-            row[:] = values[part]
+            row[:] = floats_of(values[part])
         # NaN comes last, and is cut off as the largest.
         block.sort(axis=0)
-        mean = own[part].copy()
+        own_part = floats_of(own[part])
+        mean = own_part.copy()
         for row in block[left]:
             mean += row
         mean /= number(left.stop - left.start + 1)
-        mean -= own[part]
+        mean -= own_part
         add_scaled_(x[part], rate, mean)
 
 
-def square_distance(a: FloatArray, b: FloatArray) -> float:
+def square_distance(a: Kept, b: Kept) -> float:
     """Return ‖a − b‖₂² in float64, with bits that depend on the numbers alone (see `compress.norms`)."""
     with np.errstate(over="ignore", invalid="ignore"):
         return sum(
-            sum_of_squares(a[start : start + BLOCK] - b[start : start + BLOCK]) for start in range(0, a.size, BLOCK)
+            sum_of_squares(floats_of(a[start : start + BLOCK]) - floats_of(b[start : start + BLOCK]))
+            for start in range(0, a.size, BLOCK)
         )

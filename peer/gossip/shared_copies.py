@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from peer.compress.payload import FloatArray
+from peer.compress.payload import FloatArray, Kept
 
 Check: TypeAlias = tuple[int, tuple[int, ...]]
 """Round and digests of the layers of a copy."""
@@ -23,8 +23,8 @@ class SharedCopies:
     """The copies in use, by peer and number of differences. The arrays cannot be written to."""
 
     def __init__(self) -> None:
-        self._copies: WeakValueDictionary[tuple[int, int], FloatArray] = WeakValueDictionary()
-        self._starts: list[FloatArray] = []
+        self._copies: WeakValueDictionary[tuple[int, int], Kept] = WeakValueDictionary()
+        self._starts: list[Kept] = []
         """Arrays at which all copies start; one, unless peers start with different models."""
         self._checks: dict[int, Check] = {}
         """Peer → the newest check of its copies."""
@@ -36,7 +36,7 @@ class SharedCopies:
             self._scratch = np.empty_like(like)
         return self._scratch
 
-    def start(self, values: FloatArray) -> FloatArray:
+    def start(self, values: Kept) -> Kept:
         """Return the array that holds the numbers with which a copy starts."""
         for start in self._starts:
             if start.dtype == values.dtype and np.array_equal(start, values):
@@ -44,9 +44,7 @@ class SharedCopies:
         self._starts.append(_sealed(values.copy()))
         return self._starts[-1]
 
-    def moved(
-        self, peer: int, differences: int, before: FloatArray, change_: Callable[[FloatArray], None]
-    ) -> FloatArray:
+    def moved(self, peer: int, differences: int, before: Kept, change_: Callable[[Kept], None]) -> Kept:
         """Return the copy of `peer` that holds so many differences: the one in use, or a copy of `before` changed by
         `change_`."""
         found = self._copies.get((peer, differences))
@@ -64,6 +62,6 @@ class SharedCopies:
         return found
 
 
-def _sealed(values: FloatArray) -> FloatArray:
+def _sealed(values: Kept) -> Kept:
     values.flags.writeable = False
     return values

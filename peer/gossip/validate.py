@@ -141,6 +141,7 @@ class RuleInput:
     """The root mean square of the model's weights."""
     robust: RobustMixing | None = None
     drift_correction: float | Literal["auto"] = 0.0
+    in_bfloat16: bool = False
 
     @property
     def num_peers(self) -> int:
@@ -793,6 +794,20 @@ def _why_not_robust(spec: AlgorithmSpec) -> str | None:
     return "it does not average models of neighbours"
 
 
+def _memory_bears_rounding(plan: RuleInput) -> Iterator[Objection]:
+    """Copies may be rounded where the next difference makes up for it."""
+    spec = plan.spec
+    if not plan.in_bfloat16:
+        return
+    if spec.memory is not Memory.REPLICAS:
+        reason = "keeps no copies of models"
+    elif spec.grows_what_it_sends:
+        reason = "never makes up for what rounding adds to its estimates"
+    else:
+        return
+    yield _error("algorithm.memory", f'{spec.name} {reason}; set algorithm.memory = "float32"')
+
+
 RULES = (
     _graph_connects,
     _graph_mixes_in_time,
@@ -820,6 +835,7 @@ RULES = (
     _going_on_alone,
     _final_rounds_fit,
     _robust_mixing_allowed,
+    _memory_bears_rounding,
 )
 
 

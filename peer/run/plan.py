@@ -559,6 +559,7 @@ def _plan_of(config: Config, schedule: Schedule, compressor: Compressor) -> vali
         min_push_weight=config.guard.min_push_weight,
         robust=robust_mixing(config),
         drift_correction=config.algorithm.drift_correction,
+        in_bfloat16=config.algorithm.memory == "bfloat16",
     )
 
 

@@ -468,6 +468,7 @@ class RunSetup:
                 bits_between=self._bits_between,
             ),
             final=FinalRounds(count=final_rounds(self.config, self.schedule)),
+            in_bfloat16=options.memory == "bfloat16",
             outer_rate=options.outer_rate,
             low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits, exponents=options.factor_exponents),
             robust=robust_mixing(self.config),

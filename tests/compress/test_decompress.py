@@ -3,13 +3,22 @@
 import numpy as np
 import pytest
 
-from peer.compress import build
+from peer import wire
+from peer.compress import build, decompress, float_types
 from peer.compress.base import compress_layers
-from peer.compress.decompress import add_all_decompressed_, add_decompressed_, add_sum_decompressed_, decompress_layers
+from peer.compress.decompress import (
+    add_all_decompressed_,
+    add_decompressed_,
+    add_kept_,
+    add_sum_decompressed_,
+    decompress_layers,
+)
+from peer.compress.float_types import floats_of, store_
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, Levels, MoreBits, Residues, Rounding, Sparse, ValueType, WholeIntegers
 from peer.errors import RemoteProtocolError
-from peer.random import PhiloxSource
+from peer.random import PhiloxSource, Purpose, stream
+from peer.wire.message import Message, MessageKind
 from tests.compress.test_bias_and_bounds import ALL
 from tests.compress.vectors import decompressed
 
@@ -134,3 +143,61 @@ def test_values_beyond_the_type_are_refused():
     with pytest.raises(RemoteProtocolError, match="range of float32"):
         decompressed(layer, np.float32)
     assert decompressed(layer, np.float64)[0] == 1e300
+
+
+def in_bfloat16(values):
+    kept = np.zeros(values.size, np.uint16)
+    store_(kept, values)
+    return kept
+
+
+@pytest.mark.parametrize("weight", [1.0, -0.3])
+@pytest.mark.parametrize("compressor", [*ALL, build("top_k", fraction=0.05, value_bits=4)], ids=str)
+def test_in_bfloat16_both_ends_round_what_a_payload_names_and_nothing_else(compressor, weight, monkeypatch):
+    rng = np.random.default_rng(0)
+    v, start = (rng.normal(size=LAYOUT.size).astype(np.float32) for _ in range(2))
+    before, draws = in_bfloat16(start), stream(3, 1, Purpose.COPY, 7)
+    payload = compress_layers(compressor, v, LAYOUT, PhiloxSource(1, 2).draws(0))
+    message = wire.encode(Message(MessageKind.GOSSIP, 1, 7, layers=payload), LAYOUT)
+    added = before.copy()
+    add_kept_(added, payload, LAYOUT, draws, weight)
+    exact = floats_of(before)
+    add_decompressed_(exact, payload, LAYOUT, weight)
+    for layer, (part, said) in enumerate(zip(LAYOUT.slices, payload, strict=True)):
+        named = said.indices if isinstance(said, Sparse) else np.arange(part.stop - part.start)
+        halves = stream(3, 1, Purpose.COPY, 7, layer).words(named.size).astype("<u4").view("<u2")[: named.size]
+        expected = before[part].copy()
+        expected[named] = (exact[part][named].view(np.uint32) + halves) >> np.uint32(16)
+        assert added[part].tobytes() == expected.tobytes()
+    for module in (decompress, float_types):
+        monkeypatch.setattr(module, "KEPT_AT_ONCE", 6)
+    again = before.copy()
+    add_kept_(again, wire.decode(message, LAYOUT).layers, LAYOUT, draws, weight)
+    assert again.tobytes() == added.tobytes()
+
+
+def test_the_mean_of_what_is_stored_in_bfloat16_is_the_number():
+    rng, rounds = np.random.default_rng(0), 4000
+    v = (rng.normal(size=101) * 10.0 ** rng.uniform(-30, 30, 101)).astype(np.float32)
+    stored = np.zeros((rounds, v.size), np.uint16)
+    for t, row in enumerate(stored):
+        store_(row, v, stream(1, 0, Purpose.COPY, t))
+    errors = np.stack([floats_of(row) for row in stored]).astype(np.float64) / v - 1.0
+    assert np.abs(errors).max() < 2.0**-7
+    assert errors.var(axis=0).max() <= 2.0**-16 * 1.05
+    assert np.abs(errors.mean(axis=0)).max() < 5 * 2.0**-8 / np.sqrt(rounds)
+    # What bfloat16 holds stays as it is.
+    on_grid = stored[0].copy()
+    store_(on_grid, floats_of(stored[0]), stream(1, 0, Purpose.COPY, 9))
+    assert on_grid.tobytes() == stored[0].tobytes()
+
+
+def test_small_additions_are_not_swallowed_as_they_are_by_rounding_to_nearest():
+    layout, small = Layout.of_sizes([1000]), (Dense(np.full(1000, 2.0**-12, np.float32), ValueType.FLOAT32),)
+    stochastic, nearest = (in_bfloat16(np.full(1000, 1.5, np.float32)) for _ in range(2))
+    for t in range(256):
+        add_kept_(stochastic, small, layout, stream(1, 0, Purpose.COPY, t))
+        store_(nearest, floats_of(nearest) + small[0].values)
+    assert (floats_of(nearest) == 1.5).all()
+    # 256 · 2⁻¹², in steps of 2⁻⁷, each number up to its own luck.
+    assert floats_of(stochastic).mean() - 1.5 == pytest.approx(2.0**-4, rel=0.03)

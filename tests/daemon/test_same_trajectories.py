@@ -26,6 +26,10 @@ COMMON = ("run.rounds=30", "evaluation.every_rounds=10", "training.warmup_rounds
             id="quant-sgp, directed ring, drift correction",
         ),
         pytest.param(
+            ("algorithm.name=quant-sgp", "graph.kind=exponential", "algorithm.memory=bfloat16"),
+            id="quant-sgp, copies in bfloat16",
+        ),
+        pytest.param(
             (
                 "algorithm.name=sparse-push",
                 'graph.kind=["four-node-a", "four-node-b", "four-node-c"]',

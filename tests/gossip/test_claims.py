@@ -176,3 +176,31 @@ def test_averaged_model_of_choco_follows_sgd_on_the_mean_objective():
     algorithms = peers("choco-sgd", schedule_of(ring(5)), np.zeros(20), compressor=("sign", {}), averaging_rate=0.2)
     train(algorithms, lambda i, z: z - targets[i], 400, 0.02)
     assert np.abs(total(algorithms) / 5 - targets.mean(axis=0)).max() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "compressor", "more"),
+    [
+        ("choco-sgd", ("top_k", {"fraction": 0.1}), {"averaging_rate": 0.3}),
+        ("quant-sgp", ("top_k", {"fraction": 0.1, "value_bits": 4}), {"averaging_rate": 0.3}),
+        ("dcd-psgd", ("qsgd", {"bits": 8}), {}),
+    ],
+)
+def test_what_is_kept_in_bfloat16_costs_its_rounding_and_no_convergence(name, compressor, more):
+    """On quadratics whose minima differ; the mean of all peers, and how far they are apart."""
+    rng = np.random.default_rng(0)
+    minima = rng.normal(3.0, 1.0, size=(4, 100)).astype(np.float32)
+    best, size = minima.mean(axis=0), float(np.linalg.norm(minima.mean(axis=0)))
+
+    def found(in_bfloat16):
+        start = np.zeros(100, np.float32)
+        algorithms = peers(
+            name, schedule_of(ring(4)), start, sizes=[60, 40], compressor=compressor, in_bfloat16=in_bfloat16, **more
+        )
+        train(algorithms, lambda i, z: z - minima[i], 250, lambda t: 0.1 * (1 - t / 250))
+        return float(np.linalg.norm(total(algorithms) / 4 - best)), spread(algorithms)
+
+    (error, apart), (rounded_error, rounded_apart) = found(False), found(True)
+    assert error < 0.01 * size
+    assert rounded_error < error + 2.0**-7 * size
+    assert rounded_apart < apart + 2.0**-7 * size

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from peer import wire
+from peer.compress.float_types import floats_of
 from peer.errors import RemoteProtocolError
 from peer.gossip import replicas
 from peer.gossip.replicas import CHECK_EVERY
@@ -13,7 +14,9 @@ from peer.wire.message import Message, MessageKind, RepairWish
 from tests.gossip.drive import gossip, peers, ring, schedule_of
 
 SIZES = [30, 20, 10]
+IN_BFLOAT16 = "quant-sgp in bfloat16"
 SETTINGS = {
+    IN_BFLOAT16: {"compressor": ("top_k", {"fraction": 0.2}), "averaging_rate": 0.3, "in_bfloat16": True},
     "choco-sgd": {"compressor": ("top_k", {"fraction": 0.2}), "averaging_rate": 0.3},
     "quant-sgp": {"compressor": ("top_k", {"fraction": 0.2}), "averaging_rate": 0.3},
     "dcd-psgd": {"compressor": ("qsgd", {"bits": 8})},
@@ -23,8 +26,8 @@ SETTINGS = {
 
 def three(name):
     x0 = np.random.default_rng(1).normal(size=(3, sum(SIZES))).astype(np.float32)
-    start = x0 if name in ("choco-sgd", "quant-sgp") else x0[0]
-    return peers(name, schedule_of(ring(3)), start, sizes=SIZES, **SETTINGS[name])
+    start = x0[0] if name in ("dcd-psgd", "ecd-psgd") else x0
+    return peers(name.removesuffix(" in bfloat16"), schedule_of(ring(3)), start, sizes=SIZES, **SETTINGS[name])
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -47,7 +50,8 @@ def test_a_flipped_bit_is_found_and_mended_within_the_stated_rounds(name):
     for t in range(5):
         gossip(algorithms, t)
     layer = holder.replicas.of[2][SIZES[0] : SIZES[0] + SIZES[1]]
-    layer.view(np.uint32)[np.abs(layer).argmax()] ^= 1 << 22
+    spelled = layer if name == IN_BFLOAT16 else layer.view(np.uint32)
+    spelled[np.abs(floats_of(layer)).argmax()] ^= 1 << 6 if name == IN_BFLOAT16 else 1 << 22
     for t in range(5, CHECK_EVERY + 1):
         gossip(algorithms, t)
     layers = holder.replicas.compare(2, *sender.replicas.own_digests)
@@ -60,18 +64,19 @@ def test_a_flipped_bit_is_found_and_mended_within_the_stated_rounds(name):
     assert holder.replicas.compare(2, *sender.replicas.own_digests) == ()
 
 
-def test_a_layer_that_comes_before_the_differences_in_it_waits_for_them():
-    algorithms = three("quant-sgp")
+@pytest.mark.parametrize("name", ["quant-sgp", IN_BFLOAT16])
+def test_a_layer_that_comes_before_the_differences_in_it_waits_for_them(name):
+    algorithms = three(name)
     holder, sender = algorithms[0], algorithms[2]
     gossip(algorithms, 0)
-    holder.replicas.of[2][:3] = 7.0
+    holder.replicas.of[2][:3] = 7
     exchanges = [a.begin(1, np.zeros_like(a.x), 0.0) for a in algorithms]
     # The sender's own copy holds the difference of round 1 by now, and the holder's does not.
     whole = sender.answer(Message(MessageKind.REPAIR_REQUEST, 0, 0, wanted=(RepairWish(0, 0, 0),)))
     holder.replicas.take(whole)
-    assert holder.replicas.of[2][0] == 7.0
+    assert holder.replicas.of[2][0] == 7
     # It survives a crash in between.
-    again = three("quant-sgp")[0]
+    again = three(name)[0]
     again.restore({name: np.array(value) for name, value in holder.state().items()})
     assert "replica.whole.2" in again.state()
     holder.advance({j: exchanges[j].sends[0] for j in (1, 2)})
@@ -107,7 +112,7 @@ def test_what_no_honest_peer_sends_is_refused():
         d2.check_repair(whole)
 
 
-@pytest.mark.parametrize("name", ["choco-sgd", "quant-sgp"])
+@pytest.mark.parametrize("name", ["choco-sgd", "quant-sgp", IN_BFLOAT16])
 @pytest.mark.parametrize("whole_below", [0, 15])
 def test_differences_that_are_compressed_layer_by_layer_have_the_same_bytes(name, whole_below, monkeypatch):
     found = []
@@ -115,7 +120,8 @@ def test_differences_that_are_compressed_layer_by_layer_have_the_same_bytes(name
         monkeypatch.setattr(replicas, "LARGE", large)
         x0 = np.random.default_rng(1).normal(size=(3, sum(SIZES))).astype(np.float32)
         settings = SETTINGS[name] | {"compressor": ("top_k", {"fraction": 0.2, "value_bits": 4})}
-        algorithms = peers(name, schedule_of(ring(3)), x0, sizes=SIZES, whole_below=whole_below, **settings)
+        algorithm = name.removesuffix(" in bfloat16")
+        algorithms = peers(algorithm, schedule_of(ring(3)), x0, sizes=SIZES, whole_below=whole_below, **settings)
         sent = []
         for t in range(3):
             exchange = algorithms[0].begin(t, np.full(sum(SIZES), 0.1, np.float32), 0.1)

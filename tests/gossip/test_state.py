@@ -40,12 +40,15 @@ SETTINGS = {
 SYNCHRONOUS = [name for name, cls in ALGORITHMS.items() if not cls.spec.asynchronous]
 
 
-def _peers(name, dtype=np.float32):
+IN_BFLOAT16 = ["choco-sgd", "quant-sgp", "dcd-psgd"]
+
+
+def _peers(name, dtype=np.float32, **more):
     rng = np.random.default_rng(1)
     push_sum = ALGORITHMS[name].spec.push_sum
     w = [column_stochastic(rng, 5), column_stochastic(rng, 5)] if push_sum else [ring(5)]
     x0 = rng.normal(size=60).astype(dtype)
-    return peers(name, schedule_of(*w), x0, sizes=[11, 49], **SETTINGS[name])
+    return peers(name, schedule_of(*w), x0, sizes=[11, 49], **SETTINGS[name], **more)
 
 
 def _rounds(algorithms, start, stop):
@@ -56,13 +59,16 @@ def _rounds(algorithms, start, stop):
         gossip(algorithms, t, gradients, 0.05, carry)
 
 
-@pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_a_restored_peer_goes_on_bit_for_bit(name):
-    undisturbed = _peers(name)
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [*((name, {}) for name in SYNCHRONOUS), *((name, {"in_bfloat16": True}) for name in IN_BFLOAT16)],
+)
+def test_a_restored_peer_goes_on_bit_for_bit(name, more):
+    undisturbed = _peers(name, **more)
     _rounds(undisturbed, 0, 12)
-    crashed = _peers(name)
+    crashed = _peers(name, **more)
     _rounds(crashed, 0, 7)
-    fresh = _peers(name)
+    fresh = _peers(name, **more)
     for old, new in zip(crashed, fresh, strict=True):
         new.restore({key: np.array(value) for key, value in old.state().items()})
         new.restore_transport({key: np.array(value) for key, value in old.transport_state().items()})
@@ -84,6 +90,27 @@ def test_nothing_leaves_float32(name):
         vectors = [value for value in a.state().values() if value.size == 60]
         assert all(value.dtype == np.float32 for value in vectors)
         assert np.isfinite(a.x).all()
+
+
+@pytest.mark.parametrize("name", IN_BFLOAT16)
+def test_what_is_kept_in_bfloat16_follows_what_float32_would_hold(name):
+    """It costs half of the memory, no more than rounding, and is the same at everybody who keeps it."""
+    halves, floats = _peers(name, in_bfloat16=True), _peers(name)
+    for algorithms in (halves, floats):
+        _rounds(algorithms, 0, 40)
+        for a in algorithms:
+            copies = a.replicas.of.items()
+            assert all(copy.tobytes() == algorithms[peer].replicas.own.tobytes() for peer, copy in copies)
+    for half, full in zip(halves, floats, strict=True):
+        assert half.replicas.own.dtype == np.uint16
+        assert half.x.dtype == np.float32
+        np.testing.assert_allclose(half.model(), full.model(), rtol=0.2, atol=0.2)
+
+
+@pytest.mark.parametrize("name", IN_BFLOAT16)
+def test_only_models_in_float32_are_kept_in_bfloat16(name):
+    with pytest.raises(ValueError, match="float64 cannot be kept in bfloat16"):
+        _peers(name, np.float64, in_bfloat16=True)
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)

@@ -559,6 +559,17 @@ def test_robust_mixing_is_for_those_that_mix_whole_models_and_keep_no_sum(name, 
         assert f'{name} cannot mix by "{robust.rule}"' in found("error", "algorithm.mixing", findings)
 
 
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_copies_in_bfloat16_are_for_those_whose_next_difference_makes_up_for_it(name):
+    kind, compressor, settings = GOOD[name]
+    findings = check(SPECS[name], graph(kind), compressor, in_bfloat16=True, **settings)
+    if name in ("choco-sgd", "quant-sgp", "dcd-psgd"):
+        assert findings == []
+    else:
+        sentence = found("error", "algorithm.memory", findings)
+        assert ("never makes up for" if name == "ecd-psgd" else "keeps no copies") in sentence
+
+
 @pytest.mark.parametrize("robust", ROBUST, ids=lambda robust: robust.rule)
 def test_robust_mixing_needs_edges_of_two_directions_and_rounds_that_wait(robust):
     findings = check(SPECS["d-psgd"], graph("exponential", 16), NONE, robust=robust)

@@ -42,11 +42,13 @@ REPLICAS = [
     ("algorithm.name=quant-sgp", "graph.kind=exponential-one-peer"),
     ("algorithm.name=choco-sgd", "graph.kind=ring"),
     ("algorithm.name=dcd-psgd", "graph.kind=ring", "compressor.kind=qsgd", "compressor.bits=8"),
+    ("algorithm.name=quant-sgp", "graph.kind=exponential-one-peer", "algorithm.memory=bfloat16"),
+    ("algorithm.name=dcd-psgd", "graph.kind=ring", "compressor.kind=qsgd", "algorithm.memory=bfloat16"),
     ("algorithm.name=ecd-psgd", "graph.kind=ring", "compressor.kind=qsgd", "compressor.bits=8"),
 ]
 
 
-@pytest.mark.parametrize("settings", REPLICAS, ids=lambda settings: settings[0].split("=")[1])
+@pytest.mark.parametrize("settings", REPLICAS, ids="-".join)
 def test_shared_copies_are_those_that_each_peer_would_keep(settings, monkeypatch):
     shared = simulator(*settings)
     found = models(shared)

@@ -54,10 +54,11 @@ def test_nothing_that_goes_wrong_parts_models_that_sums_move(seed: int, name: st
     assert simulate(seed, rounds=30, lies=seed % 4 == 3, name=name).rounds == 30
 
 
+@pytest.mark.parametrize("name", ["drift", "bfloat16"])
 @pytest.mark.parametrize("seed", range(24))
-def test_nothing_that_goes_wrong_takes_mass_from_peers_that_correct_drift(seed: int) -> None:
-    """With members that come, go and are lost, and a liar in a quarter."""
-    assert simulate(seed, rounds=30, lies=seed % 4 == 3, name="drift").rounds == 30
+def test_nothing_that_goes_wrong_takes_mass_from_peers_that_keep_more_or_less(seed: int, name: str) -> None:
+    """With corrections of drift, copies in bfloat16, members that come, go and are lost, and a liar in a quarter."""
+    assert simulate(seed, rounds=30, lies=seed % 4 == 3, name=name).rounds == 30
 
 
 @pytest.mark.parametrize("seed", STUCK)

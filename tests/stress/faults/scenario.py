@@ -62,6 +62,7 @@ class Case:
     theta: float = 0.0
     bits: int = 8
     corrects_drift: bool = False
+    in_bfloat16: bool = False
 
 
 CASES = (
@@ -88,6 +89,7 @@ CASES = (
 BY_NAME = {
     **{name: Case(name) for name in ("low-rank", "compressed-allreduce")},
     "drift": Case("quant-sgp", corrects_drift=True),
+    "bfloat16": Case("quant-sgp", in_bfloat16=True),
 }
 """Cases that no seed stands for: scenarios name them, so that seeds keep what they stood for before."""
 
@@ -359,6 +361,7 @@ class Scenario:
             drift_gain=(lambda: default_gain(self.averaging_rate, schedule.spectral_gap))
             if self.case.corrects_drift
             else None,
+            in_bfloat16=self.case.in_bfloat16,
             rounds=self.rounds,
             seed=self.seed,
             modulo=ModuloOptions(
