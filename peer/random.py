@@ -68,6 +68,8 @@ class Purpose(enum.IntEnum):
     """Samples from which the averaged model gets the statistics of its norms."""
     COPY = 14
     """Stochastic rounding of the copies of a peer's model, the same at all that keep one."""
+    MEMORY = 15
+    """Stochastic rounding of a peer's error memory."""
 
 
 @dataclass(frozen=True, slots=True)

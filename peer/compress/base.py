@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.columns import Columns
-from peer.compress.float_types import own_type
+from peer.compress.float_types import are_floats, floats_of, own_type
 from peer.compress.layout import Layout
-from peer.compress.payload import Dense, FloatArray, LayerPayload, Payload
+from peer.compress.payload import Dense, FloatArray, Kept, LayerPayload, Payload
 from peer.random import PeerDraws, Stream
 
 
@@ -95,7 +95,7 @@ class Compressor(Protocol):
 
 
 def compress_layers(
-    compressor: Compressor, v: FloatArray | Iterable[FloatArray], layout: Layout, draws: Draws, *, whole_below: int = 0
+    compressor: Compressor, v: Kept | Iterable[FloatArray], layout: Layout, draws: Draws, *, whole_below: int = 0
 ) -> Payload:
     """Return the payload of every layer of the flat vector `v`, or of layers that come one by one: each has to stay as
     it is until the next one only.
@@ -104,11 +104,11 @@ def compress_layers(
     little and suffer most. Their cost is counted like any other.
     """
     compress_all: Callable[..., Columns | None] | None = getattr(compressor, "compress_all", None)
-    if isinstance(v, np.ndarray) and whole_below == 0 and compress_all is not None:
+    if isinstance(v, np.ndarray) and are_floats(v) and whole_below == 0 and compress_all is not None:
         payload = compress_all(v, layout, draws)
         if payload is not None:
             return payload
-    layers = (v[part] for part in layout.slices) if isinstance(v, np.ndarray) else v
+    layers = (floats_of(v[part]) for part in layout.slices) if isinstance(v, np.ndarray) else v
     return tuple(
         Dense(each.copy(), own_type(each)) if each.size < whole_below else compressor.compress(each, layer, draws)
         for layer, each in enumerate(layers)

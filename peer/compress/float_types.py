@@ -1,11 +1,12 @@
 """Real numbers in fewer bits: rounding to the float types of messages, and vectors that are kept in bfloat16.
 
 Such a vector (`payload.Kept`) holds the upper halves of float32 numbers as uint16. It is read and written a block at a
-time: `floats_of`, `store_`, and what `decompress` adds to it.
+time: `floats_of`, `store_`, `change_`, and what `decompress` adds to it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeGuard
 
 import numpy as np
@@ -103,6 +104,19 @@ def store_(out: Kept, values: FloatArray, stream: Stream | None = None, start: i
             bits = block.view(np.uint32) + words.view("<u2")[: block.size]
         bits >>= np.uint32(16)
         out[first : first + block.size] = bits
+
+
+def change_(kept: Kept, change_block_: Callable[[FloatArray, slice], object], stream: Stream) -> None:
+    """Let a function change all numbers of a vector in place. It gets those of a block as floats, and which they are;
+    in bfloat16 they are rounded as `store_` does, else the vector is one block."""
+    if are_floats(kept):
+        change_block_(kept, slice(None))
+        return
+    for start in range(0, kept.size, KEPT_AT_ONCE):
+        part = slice(start, start + KEPT_AT_ONCE)
+        block = floats_of(kept[part])
+        change_block_(block, part)
+        store_(kept[part], block, stream, start)
 
 
 def _to_bfloat16(v: FloatArray) -> FloatArray:

@@ -195,8 +195,8 @@ class AlgorithmOptions(Section):
     """clipped: the radius, as the norm of a difference between two models. The default follows the distances to the
     neighbours in each round."""
     memory: Literal["float32", "bfloat16"] = "float32"
-    """choco-sgd, quant-sgp, dcd-psgd: number type of the copies that peers keep of models. bfloat16 takes half of the
-    memory, and is rounded stochastically, at all peers alike."""
+    """Number type of copies of models (choco-sgd, quant-sgp, dcd-psgd) and of error memories (sparse-push, scsp,
+    deep-squeeze, low-rank, compressed-allreduce). bfloat16 takes half of the memory, and is rounded stochastically."""
     whole_below: Whole = 0
     """Send layers with fewer numbers than this uncompressed."""
     push_weight_guard: Annotated[float, Field(ge=0, le=1)] = 0.5

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from peer.compress import build
 from peer.compress.base import Compressor, Draws, compress_layers
 from peer.compress.decompress import add_all_decompressed_, add_sum_decompressed_, decompress_layers
-from peer.compress.payload import FloatArray, Payload
+from peer.compress.payload import FloatArray, Kept, Payload
 from peer.compress.payload_norm import norm
 from peer.errors import ConfigError
 from peer.gossip.base import (
@@ -61,7 +61,7 @@ class MeanStep(Algorithm):
         share = self._share_of(t, gradient, rate)
         return gradient if share == 1.0 else gradient.dtype.type(share) * gradient
 
-    def _share_of(self, t: int, vector: npt.NDArray[np.floating[Any]], rate: float) -> float:
+    def _share_of(self, t: int, vector: Kept, rate: float) -> float:
         """Return which share of a gradient x may move by, so that it reaches no further than own messages may."""
         return self.reaches.share_of_step(t, self.x, self._momentum.first_step * rate * norm_of(vector))
 

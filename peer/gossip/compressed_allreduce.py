@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.base import Draws, compress_layers
-from peer.compress.decompress import add_decompressed_
-from peer.compress.payload import Dense, FloatArray, Levels, Payload, Sparse, num_values
+from peer.compress.decompress import add_decompressed_, add_kept_
+from peer.compress.float_types import floats_of, store_
+from peer.compress.payload import Dense, FloatArray, Kept, Levels, Payload, Sparse, num_values
 from peer.compress.payload_norm import norm
 from peer.gossip.base import AlgorithmSpec, GraphNeed, Memory, NodeContext
 from peer.gossip.mixing import other_members
@@ -31,7 +32,7 @@ class CompressedAllReduce(PartitionedAllReduce):
         all:                 U = s / n
 
     The owner's own numbers go nowhere, so C leaves them as they are. What it does not tell is in its E, from where it
-    goes on to whoever owns the part next. So Σ E_j + n U = Σ M_j, but for rounding in the float type. With the
+    goes on to whoever owns the part next. So Σ E_j + n U = Σ M_j, but for rounding in the types of x and E. With the
     compressor `none` this is all-reduce with a ring's bytes.
     """
 
@@ -58,32 +59,35 @@ class CompressedAllReduce(PartitionedAllReduce):
     def _contribute(self, t: int) -> Mapping[int, Payload]:
         owners, self._mean = set(self._shares(t).owners), np.zeros_like(self.x)
         self._contributions = {
-            owner: self._imposed(0, owner) or self._compressed(self._shares(t).parts[owner])
-            for owner in other_members(self.node, t)
+            owner: self._imposed(0, owner) or self._compressed(part, self.error_memory[part.numbers])
+            for owner, part in ((other, self._shares(t).parts[other]) for other in other_members(self.node, t))
             if owner in owners
         }
         return self._contributions
 
-    def _compressed(self, part: Part) -> Payload:
+    def _compressed(self, part: Part, values: Kept) -> Payload:
         node, draws = self.node, _DrawsOfPart(self.node.draw_source.draws(self._t), part.first)
-        values = self.error_memory[part.numbers]
         return compress_layers(node.compressor, values, part.layout, draws, whole_below=node.whole_below)
 
     def _add_up(self, inbox: Mapping[int, Message], imposed: Payload | None) -> Payload:
         part = self._shares(self._t).parts[self.node.peer]
-        total = self.error_memory[part.numbers]
+        own = self.error_memory[part.numbers]
+        total = floats_of(own)
         for _, message in sorted(inbox.items()):
             add_decompressed_(total, message.layers, part.layout)
         self._shorten_(total, 2.0 / (len(inbox) + 1))
-        told = imposed or self._compressed(part)
+        told = imposed or self._compressed(part, total)
         add_decompressed_(total, told, part.layout, -1.0)
+        if total is not own:
+            store_(own, total, self.rounding(self._t, 2))
         self._take(part, told, len(inbox) + 1)
         return told
 
     def _mean_of(self, inbox: Mapping[int, Message]) -> FloatArray:
         for owner, message in inbox.items():
             part = self._shares(self._t).parts[owner]
-            add_decompressed_(self.error_memory[part.numbers], self._contributions[owner], part.layout, -1.0)
+            own, rounding = self.error_memory[part.numbers], self.rounding(self._t, 3, part.first)
+            add_kept_(own, self._contributions[owner], part.layout, rounding, -1.0)
             self._take(part, message.layers, round(1.0 / message.mixing_weight))
         mean, self._mean, self._contributions = self._mean, self.x[:0], {}
         return mean

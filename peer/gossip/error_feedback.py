@@ -2,6 +2,9 @@
 
 With v = x̃ + δ a peer sends c = C[v] and keeps δ = v − c, both from the payload itself. The own term of the average is
 c too, so that Σ x moves by the gradient steps only, for any C; δ is a memory of values not sent yet, not mass.
+
+In bfloat16, v takes the place of δ for the time, so that v and δ are rounded, both stochastically: c + δ differs from
+x̃ + δ of the round before by less than 2⁻⁷ (|v| + |δ|), and by 0 in the mean. Σ x is what it would be without.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress.decompress import add_decompressed_
+from peer.compress.decompress import add_kept_
+from peer.compress.float_types import are_floats, change_, floats_of
 from peer.compress.payload import FloatArray, Payload
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
 from peer.gossip.mixing import (
@@ -27,17 +31,19 @@ from peer.gossip.mixing import (
     restored_like,
     whole,
 )
+from peer.gossip.plausibility import norm_of
+from peer.random import Purpose, Stream, stream
 from peer.wire.message import Message
 
 
 def compress_with_memory_(algorithm: DeepSqueeze | SparsePush, t: int) -> Payload:
     """Return C[x + δ] and leave v − C[v] in the error memory: δ ← v − c. Of a v that would reach too far, a share is
     compressed."""
-    error_memory, number = algorithm.error_memory, algorithm.x.dtype.type
-    error_memory += algorithm.x
-    share = number(algorithm.reaches.share_within(t, None, lambda: error_memory / number(algorithm.u)))
-    payload = compress(algorithm.node, t, error_memory if share == 1.0 else share * error_memory)
-    add_decompressed_(error_memory, payload, algorithm.node.layout, -1.0)
+    error_memory, number, x = algorithm.error_memory, algorithm.x.dtype.type, algorithm.x
+    change_(error_memory, lambda v, part: np.add(v, x[part], out=v), algorithm.rounding(t, 0))
+    share = number(algorithm.reaches.share_within(t, None, lambda: floats_of(error_memory) / number(algorithm.u)))
+    payload = compress(algorithm.node, t, error_memory if share == 1.0 else share * floats_of(error_memory))
+    add_kept_(error_memory, payload, algorithm.node.layout, algorithm.rounding(t, 1), -1.0)
     return payload
 
 
@@ -46,17 +52,25 @@ class ErrorFeedback(Algorithm):
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
-        self.error_memory = np.zeros_like(self.x)
+        self.error_memory = node.kept_zeros(self.x)
+        """float[n] or bfloat16[n]"""
+
+    def rounding(self, t: int, stage: int, first: int = 0) -> Stream:
+        """Return the random words that round what changes the error memory in round t for the stage-th time, those of
+        layer `first`. Only a memory in bfloat16 is rounded by them."""
+        return stream(self.node.seed, self.node.peer, Purpose.MEMORY, t, (stage << 24) + first)
 
     def metrics(self) -> Metrics:
-        return replace(super().metrics(), error_norm=float(np.linalg.norm(self.error_memory)))
+        memory = self.error_memory
+        norm = float(np.linalg.norm(memory)) if are_floats(memory) else norm_of(memory)
+        return replace(super().metrics(), error_norm=norm)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         return {**super().state(), "error_memory": self.error_memory}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         super().restore(state)
-        self.error_memory = restored_like(self.x, state["error_memory"])
+        self.error_memory = restored_like(self.error_memory, state["error_memory"])
 
 
 class DeepSqueeze(HoldsBack, ErrorFeedback):
@@ -109,7 +123,8 @@ class SparsePush(PushSum, ErrorFeedback):
         return self._send(t, compress_with_memory_(self, t))
 
     def shrunk_(self, scale: float) -> None:
-        self.error_memory *= self.error_memory.dtype.type(scale)
+        number = self.x.dtype.type(scale)
+        change_(self.error_memory, lambda v, _: np.multiply(v, number, out=v), self.rounding(max(self._t, 0), 2))
 
 
 class Scsp(SparsePush):

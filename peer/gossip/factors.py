@@ -13,15 +13,18 @@ and has to give the same bits on one machine only.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from peer.compress.base import Draws
+from peer.compress.float_types import change_, floats_of
 from peer.compress.layout import Layout
-from peer.compress.payload import FloatArray
+from peer.compress.payload import FloatArray, Kept
 from peer.native import lib, pointer
+from peer.random import Stream
 
 _DEPENDENT = 2.0**-20
 """A vector counts as dependent on the earlier ones if less than this fraction of it is left without its shares in
@@ -74,11 +77,11 @@ class Factors:
         self.basis_size = (basis_ends[0], basis_ends[1])
         """Numbers of the bases onto which each side projects."""
 
-    def project(self, matrices: FloatArray, basis: FloatArray, side: int) -> FloatArray:
+    def project(self, matrices: Kept, basis: FloatArray, side: int) -> FloatArray:
         """Return M Q, or on side 1 Mᵀ P, of all layers of `matrices: float[n]`: float[size[side]]."""
-        factors = np.empty(self.size[side], matrices.dtype)
+        factors = np.empty(self.size[side], basis.dtype)
         for layer in self._layers:
-            factor, matrix = factors[layer.factor[side]], matrices[layer.part]
+            factor, matrix = factors[layer.factor[side]], floats_of(matrices[layer.part])
             if layer.rank == 0:
                 factor[:] = matrix
                 continue
@@ -94,13 +97,16 @@ class Factors:
             self._multiply_out_(matrices[layer.part], layer, factors, basis, side)
         return matrices
 
-    def subtract_multiplied_out_(self, out: FloatArray, factors: FloatArray, basis: FloatArray, side: int) -> None:
-        """Subtract `multiply_out(factors, basis, side)` from `out: float[n]` in place; one layer of it is in memory at
-        once."""
-        for layer in self._layers:
+    def subtract_multiplied_out_(
+        self, out: Kept, factors: FloatArray, basis: FloatArray, side: int, rounding: Stream
+    ) -> None:
+        """Subtract `multiply_out(factors, basis, side)` from `out` in place; one layer of it is in memory at once. In
+        bfloat16, each layer is rounded by the next stream."""
+        for number, layer in enumerate(self._layers):
             matrix = np.empty(layer.part.stop - layer.part.start, factors.dtype)
             self._multiply_out_(matrix, layer, factors, basis, side)
-            out[layer.part] -= matrix
+            subtract_ = partial(_subtract_, matrix)
+            change_(out[layer.part], subtract_, replace(rounding, layer=rounding.layer + number))
 
     def _multiply_out_(
         self, matrix: FloatArray, layer: _Layer, factors: FloatArray, basis: FloatArray, side: int
@@ -125,6 +131,10 @@ class Factors:
     def first_basis(self, side: int, draws: Draws) -> npt.NDArray[np.float64]:
         """Return the bases onto which a side projects if no factors came before: drawn, the same for all peers."""
         return self.next_basis(np.zeros(self.size[1 - side]), 1 - side, draws)
+
+
+def _subtract_(values: FloatArray, block: FloatArray, part: slice) -> None:
+    block -= values[part]
 
 
 def _add_outer_products(columns: FloatArray, rows: FloatArray, out: FloatArray) -> None:

@@ -34,7 +34,7 @@ class LowRank(PartitionedAllReduce):
     Layers without a basis (`factors`) are their own factor. C is block floating point, each vector of a factor with an
     exponent of its own, or all vectors of a layer with the largest of them (`LowRankOptions`). The members share the
     numbers of the factors (`partitioned`), and an owner rounds the sum by C again. The error of that rounding goes to
-    the owner's E, so that Σ c_j = n U and Σ E_j + n U = Σ M_j, but for rounding in the float type.
+    the owner's E, so that Σ c_j = n U and Σ E_j + n U = Σ M_j, but for rounding in the types of x and E.
 
     All peers whose processors round alike hold one basis too, to the bit. When members change, it begins anew.
     """
@@ -121,7 +121,8 @@ class LowRank(PartitionedAllReduce):
                 self._vector[part.numbers] = 0.0
         t, side, basis = self._t, self._t % 2, self._basis
         assert basis is not None
-        self._factors.subtract_multiplied_out_(self.error_memory, self._vector.astype(self.x.dtype), basis, side)
+        own, rounding = self._vector.astype(self.x.dtype), self.rounding(t, 2)
+        self._factors.subtract_multiplied_out_(self.error_memory, own, basis, side, rounding)
         mean = self._factors.multiply_out(self._mean.astype(self.x.dtype), basis, side)
         draws = self.node.draw_source.draws(t)
         self._basis = self._factors.next_basis(self._mean, side, draws).astype(self.x.dtype)

@@ -63,7 +63,7 @@ def debiased_step_rate(rate: float, push_weight: float, guard: float) -> float:
     return local_step_rate(rate, push_weight, guard) / push_weight
 
 
-def compress(node: NodeContext, t: int, v: FloatArray | Iterable[FloatArray]) -> Payload:
+def compress(node: NodeContext, t: int, v: Kept | Iterable[FloatArray]) -> Payload:
     """Return `v` compressed by the node's compressor in round t, or its payload from before a crash. See
     `compress_layers`."""
     imposed = node.imposed.pop(t, None)

@@ -7,14 +7,13 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from peer.compress.block_float import Sizes
+from peer.compress.float_types import change_
 from peer.compress.layout import Layout
-from peer.compress.payload import FloatArray, Payload
+from peer.compress.payload import FloatArray, Kept, Payload
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Exchange, NodeContext
 from peer.gossip.centralized import MeanStep
@@ -67,7 +66,9 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
     `NodeContext.outer_rate`.
 
     In phase 0 everybody sends each owner this peer's numbers of its part, and in phase 1 the owner tells everybody the
-    sum. What a peer does not contribute stays in its error memory E, and so does what an owner does not tell.
+    sum. What a peer does not contribute stays in its error memory E, and so does what an owner does not tell. In
+    bfloat16, E is rounded stochastically where the gradient comes to it, where it is shortened, and where what was
+    contributed or told leaves it: each time by less than 2⁻⁷ of a number, and by 0 in the mean.
     What reaches further than own messages may (`plausibility`) is shortened first: such a model diverges.
 
     Momentum and weight decay act on U (`spec.acts_on_mean`), so g is the plain gradient, or the sum of those of several
@@ -110,7 +111,7 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         """Send each owner this peer's numbers of its part."""
         self._t, self._rate, self._phase = t, rate * self.node.outer_rate, 0
-        self.error_memory += gradient
+        change_(self.error_memory, lambda m, part: np.add(m, gradient[part], out=m), self.rounding(t, 0))
         self._shorten_(self.error_memory)
         contributions, others = self._contribute(t), other_members(self.node, t)
         self._awaits = frozenset(others if self.node.peer in self._shares(t).owners else ())
@@ -133,11 +134,12 @@ class PartitionedAllReduce(MeanStep, ErrorFeedback):
         told = self._message(self._add_up(inbox, imposed), len(inbox) + 1)
         return Exchange(dict.fromkeys(others, told), self._awaits, phase=1)
 
-    def _shorten_(self, vector: npt.NDArray[np.floating[Any]], weight: float = 1.0) -> None:
+    def _shorten_(self, vector: Kept, weight: float = 1.0) -> None:
         """Shorten numbers that are to be contributed or told, where they reach further than own messages may. A memory
         that grows without end would. `weight`: as in `reach`."""
         if (share := self._share_of(self._t, vector, weight * self._rate)) < 1.0:
-            vector *= vector.dtype.type(share)
+            rounding = self.rounding(self._t, 1)
+            change_(vector, lambda m, _: np.multiply(m, m.dtype.type(share), out=m), rounding)
 
     def _imposed(self, phase: int, receiver: int) -> Payload | None:
         """Return this peer's payload of the round from before a crash, where its arithmetic is not repeatable."""

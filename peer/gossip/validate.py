@@ -795,12 +795,12 @@ def _why_not_robust(spec: AlgorithmSpec) -> str | None:
 
 
 def _memory_bears_rounding(plan: RuleInput) -> Iterator[Objection]:
-    """Copies may be rounded where the next difference makes up for it."""
+    """What is rounded has to be made up for: copies by the next difference, an error memory by what it brings."""
     spec = plan.spec
     if not plan.in_bfloat16:
         return
-    if spec.memory is not Memory.REPLICAS:
-        reason = "keeps no copies of models"
+    if spec.memory not in (Memory.REPLICAS, Memory.ERRORS):
+        reason = "keeps neither copies of models nor an error memory"
     elif spec.grows_what_it_sends:
         reason = "never makes up for what rounding adds to its estimates"
     else:

@@ -184,6 +184,8 @@ def test_averaged_model_of_choco_follows_sgd_on_the_mean_objective():
         ("choco-sgd", ("top_k", {"fraction": 0.1}), {"averaging_rate": 0.3}),
         ("quant-sgp", ("top_k", {"fraction": 0.1, "value_bits": 4}), {"averaging_rate": 0.3}),
         ("dcd-psgd", ("qsgd", {"bits": 8}), {}),
+        ("deep-squeeze", ("qsgd", {"bits": 6, "unbiased": False}), {"averaging_rate": 0.3}),
+        ("sparse-push", ("qsgd", {"bits": 6, "unbiased": False}), {"averaging_rate": 0.3}),
     ],
 )
 def test_what_is_kept_in_bfloat16_costs_its_rounding_and_no_convergence(name, compressor, more):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from peer.compress.decompress import decompress_layers
+from peer.compress.float_types import floats_of
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, Residues, Rounding, Sparse, ValueType
 from peer.errors import LocalProtocolError, RemoteProtocolError
@@ -48,14 +49,14 @@ def peers(n=4, *, compressor=TOP_K, layout=LAYOUT, momentum=None, dtype=np.float
 
 
 def memories(algorithms):
-    return sum(a.error_memory.astype(np.float64) for a in algorithms)
+    return sum(floats_of(a.error_memory).astype(np.float64) for a in algorithms)
 
 
 def tolerance(algorithms, gradients):
     """Each number is rounded where the gradient, each contribution and what was told come to it and leave it, and where
     x moves: at numbers no larger than the sums of all."""
     n = len(algorithms)
-    largest = sum(np.abs(a.error_memory).max() + np.abs(g).max() for a, g in zip(algorithms, gradients, strict=True))
+    largest = sum(np.abs(floats_of(a.error_memory)).max() for a in algorithms) + sum(np.abs(g).max() for g in gradients)
     return n * (2 * n + 4) * EPSILON * (largest + np.abs(algorithms[0].x).max())
 
 
@@ -69,16 +70,24 @@ def test_all_peers_hold_one_model_to_the_bit(n, momentum):
         assert all(state == states[0] for state in states)
 
 
+@pytest.mark.parametrize("in_bfloat16", [False, True])
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda each: f"{each[0]} {each[1]}")
-def test_what_was_told_and_what_is_kept_is_all_there_was(compressor):
-    """Σ_j E_j + n U = Σ_j (E_j + g_j) in every round, to the rounding of the float type."""
-    algorithms = peers(5, compressor=compressor, whole_below=4)
+def test_what_was_told_and_what_is_kept_is_all_there_was(compressor, in_bfloat16):
+    """Σ_j E_j + n U = Σ_j (E_j + g_j) in every round, to the rounding of the float type, and of the memories: once with
+    the gradient in it, once without what was sent or told. Rounding is 0 in the mean."""
+    algorithms, off = peers(5, compressor=compressor, whole_below=4, in_bfloat16=in_bfloat16), []
     for t in range(30):
         gradients = gradients_of(algorithms, t)
         room, had, x = tolerance(algorithms, gradients), memories(algorithms) + sum(map(np.float64, gradients)), None
         x = algorithms[0].x.astype(np.float64)
+        had_each = [floats_of(a.error_memory) + g for a, g in zip(algorithms, gradients, strict=True)]
         gossip(algorithms, t, gradients, 1.0, carry_for(algorithms))
-        assert np.abs(memories(algorithms) + 5 * (x - algorithms[0].x) - had).max() <= room
+        if in_bfloat16:
+            rounded = [*had_each, *(floats_of(a.error_memory) for a in algorithms)]
+            room = room + 2.0**-7 * sum(map(np.abs, rounded))
+        off.append((memories(algorithms) + 5 * (x - algorithms[0].x) - had) / room)
+    assert np.abs(off).max() <= 1.0
+    assert abs(np.mean(off)) < 0.02
 
 
 @pytest.mark.parametrize("heard", [(), (0,), (0, 2), (0, 1, 2, 4)])

@@ -9,6 +9,7 @@ import pytest
 
 from peer import compress, native, wire
 from peer.compress import block_float
+from peer.compress.float_types import floats_of
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, Levels, ValueType
 from peer.errors import LocalProtocolError, RemoteProtocolError
@@ -26,7 +27,7 @@ EPSILON = 2.0**-24
 """The largest relative error of one operation in float32."""
 
 
-def peers(n=4, *, rank=2, bits=8, exponents="vector", layout=LAYOUT, momentum=None, dtype=np.float32, seed=7):
+def peers(n=4, *, rank=2, bits=8, exponents="vector", layout=LAYOUT, momentum=None, dtype=np.float32, seed=7, **more):
     schedule = schedule_of(np.full((n, n), 1 / n))
     nodes = [
         NodeContext(
@@ -37,6 +38,7 @@ def peers(n=4, *, rank=2, bits=8, exponents="vector", layout=LAYOUT, momentum=No
             compressor=compress.build("none"),
             low_rank=LowRankOptions(rank=rank, bits=bits, exponents=exponents),
             **({} if momentum is None else {"momentum": lambda: Momentum(**momentum)}),
+            **more,
         )
         for i in range(n)
     ]
@@ -57,31 +59,37 @@ def test_all_peers_hold_one_model_to_the_bit(n, momentum):
         assert all(state == states[0] for state in states)
 
 
+@pytest.mark.parametrize("in_bfloat16", [False, True])
 @pytest.mark.parametrize("exponents", ["vector", "layer"])
 @pytest.mark.parametrize(("rank", "bits"), [(1, 8), (2, 2), (2, 8), (4, 12)])
-def test_what_was_told_and_what_is_kept_is_all_there_was(rank, bits, exponents):
-    """Σ_j E_j + n U = Σ_j (E_j + g_j) in every round, to the rounding of the float type."""
+def test_what_was_told_and_what_is_kept_is_all_there_was(rank, bits, exponents, in_bfloat16):
+    """Σ_j E_j + n U = Σ_j (E_j + g_j) in every round, to the rounding of the float type, and of the memories: once with
+    the gradient in it, once without what was contributed."""
     n = 5
-    algorithms = peers(n, rank=rank, bits=bits, exponents=exponents)
+    algorithms = peers(n, rank=rank, bits=bits, exponents=exponents, in_bfloat16=in_bfloat16)
     for t in range(30):
         gradients = gradients_of(algorithms, t)
-        had = sum(a.error_memory.astype(np.float64) + g for a, g in zip(algorithms, gradients, strict=True))
+        had_each = [
+            floats_of(a.error_memory).astype(np.float64) + g for a, g in zip(algorithms, gradients, strict=True)
+        ]
+        had = sum(had_each)
         x = algorithms[0].x.astype(np.float64)
         gossip(algorithms, t, gradients, 1.0, carry_for(algorithms))
         update = x - algorithms[0].x
-        has = sum(a.error_memory.astype(np.float64) for a in algorithms) + n * update
+        has_each = [floats_of(a.error_memory).astype(np.float64) for a in algorithms]
+        has = sum(has_each) + n * update
         # E + g, the r products and r − 1 sums of each own contribution, and the difference: of numbers up to `largest`.
         # U and the step of x likewise, n times. Factors that are multiplied out are rounded once themselves.
         largest = max(
-            max(
-                float(np.abs(a.error_memory).max() + np.abs(g).max())
-                for a, g in zip(algorithms, gradients, strict=True)
-            ),
+            max(float(np.abs(each).max() + np.abs(g).max()) for each, g in zip(has_each, gradients, strict=True)),
             float(np.abs(x).max()),
             float(np.abs(update).max()),
         )
         roundings = 2 * rank + 4
-        assert np.abs(has - had).max() <= 2 * n * roundings * EPSILON * (1 + rank) * largest
+        room = 2 * n * roundings * EPSILON * (1 + rank) * largest
+        if in_bfloat16:
+            room = room + 2.0**-7 * sum(map(np.abs, [*had_each, *has_each]))
+        assert (np.abs(has - had) <= room).all()
 
 
 def test_the_equations():

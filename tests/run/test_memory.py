@@ -89,7 +89,11 @@ def start(arguments: Sequence[str], *, late_s: float = 0.0, group: Path | None =
 
 @measures
 @pytest.mark.parametrize(
-    "algorithm", ["quant-sgp", "quant-sgp in bfloat16", "low-rank", "compressed-allreduce", "allreduce"]
+    "algorithm",
+    [
+        *("quant-sgp", "low-rank", "compressed-allreduce", "allreduce"),
+        *("quant-sgp in bfloat16", "compressed-allreduce in bfloat16"),
+    ],
 )
 def test_scripts_keep_to_the_budget(tmp_path: Path, algorithm: str) -> None:
     # What is imported and made once has to be there.

@@ -47,7 +47,7 @@ def test_nothing_that_goes_wrong_changes_what_must_not_change(seed: int) -> None
     assert simulate(seed, rounds=30).rounds == 30
 
 
-@pytest.mark.parametrize("name", ["low-rank", "compressed-allreduce"])
+@pytest.mark.parametrize("name", ["low-rank", "compressed-allreduce", "sums in bfloat16"])
 @pytest.mark.parametrize("seed", range(24))
 def test_nothing_that_goes_wrong_parts_models_that_sums_move(seed: int, name: str) -> None:
     """With members that come, go and are lost in half of the seeds, and a liar in a quarter."""

@@ -90,6 +90,7 @@ BY_NAME = {
     **{name: Case(name) for name in ("low-rank", "compressed-allreduce")},
     "drift": Case("quant-sgp", corrects_drift=True),
     "bfloat16": Case("quant-sgp", in_bfloat16=True),
+    "sums in bfloat16": Case("compressed-allreduce", in_bfloat16=True),
 }
 """Cases that no seed stands for: scenarios name them, so that seeds keep what they stood for before."""
 
