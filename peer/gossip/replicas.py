@@ -33,6 +33,7 @@ from peer.compress.float_types import are_floats, floats_of, store_
 from peer.compress.magnitude import max_magnitude
 from peer.compress.norms import sum_of_squares
 from peer.compress.payload import Dense, FloatArray, Kept, Payload, WholeIntegers
+from peer.compress.payload_norm import norm_at_most
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import (
     Algorithm,
@@ -392,9 +393,13 @@ class ReplicaAlgorithm(Algorithm):
             layers = (_spelled(layer) for layer in message.layers if isinstance(layer, WholeIntegers))
             return math.sqrt(sum(map(sum_of_squares, layers)))
         (scale, decay), sender = self.scales(message.round), message.sender
-        length, copy = scale * super().reach(message, rate, receiver), self.replicas.of.get(sender)
         # Small ones add up: now and then the copy is measured besides, as it is to be compared.
-        if copy is None or (message.round % CHECK_EVERY and self.reaches.is_free(sender, length)):
+        may_be_free, copy = message.round % CHECK_EVERY > 0, self.replicas.of.get(sender)
+        length = self._counted(scale * norm_at_most(message.layers), message.push_weight)
+        if may_be_free and self.reaches.is_free(sender, length):
+            return length
+        length = scale * super().reach(message, rate, receiver)
+        if copy is None or (may_be_free and self.reaches.is_free(sender, length)):
             return length
         if sender != self.node.peer:  # The own one holds the difference already.
             at_most = abs(decay) * self._reach_of(message, copy) + length

@@ -13,7 +13,7 @@ from peer.compress.columns import columns_of
 from peer.compress.decompress import decompress_layers
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, ValueType
-from peer.compress.payload_norm import norm
+from peer.compress.payload_norm import norm, norm_at_most
 from peer.random import PeerDraws
 
 LAYOUTS = [Layout.of_sizes([1, 3000, 16, 2]), Layout.of_sizes([40_000, 7, 70_000])]
@@ -42,6 +42,7 @@ def test_norm_is_that_of_the_decompressed_vector(settings: dict[str, Any], layou
     assert norm(tuple(payload)) == pytest.approx(expected, rel=1e-5)
     # None where reals of several types occur.
     assert norm(columns_of(tuple(payload)) or payload) == pytest.approx(expected, rel=1e-5)
+    assert all(norm_at_most(each) >= (1.0 - 1e-5) * expected for each in (payload, tuple(payload)))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
