@@ -167,6 +167,8 @@ class Reaches:
 
     def _charge(self, peer: int, reach: float) -> None:
         """Take what a message exceeds from the room of its sender, of which a little comes back with each message."""
+        if self._spent.get(peer) == 0.0 and reach <= self._furthest[peer]:
+            return
         known, lasting = self.allowed(peer, share=0.0), reach
         if reach > known:
             # A journal of an earlier release may hold any number.
