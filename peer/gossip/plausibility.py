@@ -17,9 +17,11 @@ every round is thus refused from the second on. f covers what has been trained f
 model and mixes since: to reach as far again costs nothing.
 
 A peer asks its own messages first, and ends as one that diverged rather than send what uses up more than HALF of its
-own room. A receiver knows at least as much of a sender as it heard of it, so that peers that diverge end by their own
-guard, alone or together, and accuse nobody. HALF is also what leaves room for a lie: a message counts at most half in
-a mean, so that one that others let by does not end its receivers by what they send next.
+own room. HALF is what leaves room for a lie: a message counts at most half in a mean, so that one that others let by
+does not end its receivers by what they send next. How far its own model has come, receivers need not know: one that was
+moved far itself counts what it was sent, and nothing else. A peer therefore keeps such an account for each receiver
+(SENT), and ends before it uses up more than SURE of that room. Any receiver knows at least as much, so that peers that
+diverge end by their own guard, alone or together, and accuse nobody.
 
 A gradient at a model that was moved far is often as much too long. A peer whose model a message has moved unusually far
 (UNUSUAL) does not end: it shortens its own change, a step, a compressed difference, or what D² extrapolates, so that
